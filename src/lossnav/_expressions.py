@@ -1,0 +1,227 @@
+"""Text to SymPy through a whitelist of syntax, for formulas from files, the shell or a page.
+
+Python's own parser makes the tree, and nothing of it is ever evaluated as Python: each node is
+either one of the few kinds below or an error. Numbers are followed in floating point beside the
+symbols, so that ``9**9**9**9`` is refused before anyone tries to compute it.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import sympy
+
+MAX_LENGTH = 2000
+MAX_NODES = 500
+MAX_DEPTH = 50
+MAX_POWER = 64
+MAX_NUMBER = 1e100
+MAX_VARIABLES = 64
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    "exp": math.exp,
+    "log": math.log,
+    "sqrt": math.sqrt,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tan": math.tan,
+    "asin": math.asin,
+    "acos": math.acos,
+    "atan": math.atan,
+    "sinh": math.sinh,
+    "cosh": math.cosh,
+    "tanh": math.tanh,
+    "abs": abs,
+}
+CONSTANTS = {"pi": math.pi}
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.Pow: lambda a, b: a**b,
+}
+
+
+class ExpressionError(ValueError):
+    """A formula that is outside the allowed syntax or size; says which part and why."""
+
+
+class _Term(NamedTuple):
+    expr: Any
+    value: float | None  # of a term without variables
+
+
+def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
+    """Read one formula in the given variables.
+
+    Allowed: numbers, the variables, ``pi``, ``+ - * / **``, brackets, and the functions exp, log,
+    sqrt, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh, abs.
+
+    Examples:
+        >>> import sympy
+        >>> parse("(x**2 - 1)**2 - x/2", {"x": sympy.Symbol("x")})
+        -x/2 + (x**2 - 1)**2
+        >>> parse("9**9**9", {})
+        Traceback (most recent call last):
+        ...
+        lossnav._expressions.ExpressionError: The power in '9**9**9' has exponent 3.87e+08; at most 64 is allowed.
+    """
+    import sympy
+
+    if not isinstance(text, str):
+        raise ExpressionError(f"A formula must be text, but a {type(text).__name__} was given.")
+    tree = _tree(text.strip())
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise ExpressionError(f"The formula has more than {MAX_NODES} parts: split it up.")
+    expr = sympy.sympify(_visit(tree.body, text.strip(), symbols, 0).expr)
+    if expr.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
+        raise ExpressionError(f"The formula {_clip(text)} is not a finite real number anywhere.")
+    for power in expr.atoms(sympy.Pow):
+        if power.exp.is_number and abs(float(power.exp)) > MAX_POWER:
+            raise ExpressionError(
+                f"The formula {_clip(text)} contains {_clip(str(power))}: powers above "
+                f"{MAX_POWER} are not allowed."
+            )
+    return expr
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Variable names that can stand in a formula: short ASCII identifiers, all different."""
+    if isinstance(names, str) or not names:
+        raise ExpressionError(
+            f"Variables must be a list of names, such as ['x', 'y']; got {names!r}."
+        )
+    if len(names) > MAX_VARIABLES:
+        raise ExpressionError(f"{len(names)} variables were declared; at most {MAX_VARIABLES}.")
+    for name in names:
+        fits = isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= 32
+        if not fits or keyword.iskeyword(name) or name.startswith("__"):
+            raise ExpressionError(f"{name!r} cannot be a variable: use a short name such as x1.")
+        if name in FUNCTIONS or name in CONSTANTS:
+            raise ExpressionError(f"{name!r} is a function or constant; choose another variable.")
+    if len(set(names)) < len(names):
+        raise ExpressionError(f"A variable is declared twice in {list(names)}.")
+    return tuple(names)
+
+
+def _tree(text: str) -> ast.Expression:
+    if not text:
+        raise ExpressionError("The formula is empty.")
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(
+            f"The formula has {len(text)} characters; at most {MAX_LENGTH} are allowed."
+        )
+    if not text.isascii():
+        bad = next(c for c in text if not c.isascii())
+        raise ExpressionError(f"The character {bad!r} is not allowed; write formulas in ASCII.")
+    if "^" in text:
+        raise ExpressionError(f"Write powers as ** instead of ^ in {_clip(text)}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "msg", None) or "it is nested too deeply or malformed"
+        raise ExpressionError(f"{_clip(text)} is not a formula: {reason}.") from None
+
+
+def _visit(node: ast.expr, text: str, symbols: Mapping[str, Any], depth: int) -> _Term:
+    if depth > MAX_DEPTH:
+        raise ExpressionError(f"The formula is nested more than {MAX_DEPTH} deep.")
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return _number(value, node, text)
+        case ast.Name(id=name):
+            return _name(name, symbols)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            sign = -1 if isinstance(node.op, ast.USub) else 1
+            term = _visit(operand, text, symbols, depth + 1)
+            return _Term(sign * term.expr, None if term.value is None else sign * term.value)
+        case ast.BinOp(op=op) if type(op) in _OPERATORS:
+            left = _visit(node.left, text, symbols, depth + 1)
+            right = _visit(node.right, text, symbols, depth + 1)
+            return _combine(_OPERATORS[type(op)], left, right, node, text)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+            if name not in FUNCTIONS:
+                allowed = ", ".join(sorted(FUNCTIONS))
+                raise ExpressionError(f"{name!r} is not a known function. Known: {allowed}.")
+            return _apply(name, _visit(argument, text, symbols, depth + 1), node, text)
+    raise ExpressionError(f"{_part(node, text)} is not allowed in a formula.")
+
+
+def _number(value: float, node: ast.expr, text: str) -> _Term:
+    from lossnav._symbolic import exact
+
+    try:
+        size = float(value)
+    except OverflowError:
+        size = math.inf
+    if not abs(size) <= MAX_NUMBER:
+        raise ExpressionError(f"The number {_part(node, text)} is larger than {MAX_NUMBER:.0e}.")
+    return _Term(exact(value), size)
+
+
+def _name(name: str, symbols: Mapping[str, Any]) -> _Term:
+    import sympy
+
+    if name in symbols:
+        return _Term(symbols[name], None)
+    if name in CONSTANTS:
+        return _Term(getattr(sympy, name), CONSTANTS[name])
+    if name in FUNCTIONS:
+        raise ExpressionError(f"{name} is a function: write {name}(...).")
+    declared = ", ".join(symbols) or "none"
+    raise ExpressionError(f"{name!r} is not a declared variable (declared: {declared}).")
+
+
+def _combine(
+    operate: Callable[[Any, Any], Any], left: _Term, right: _Term, node: ast.BinOp, text: str
+) -> _Term:
+    if isinstance(node.op, ast.Pow) and right.value is not None and abs(right.value) > MAX_POWER:
+        raise ExpressionError(
+            f"The power in {_part(node, text)} has exponent {right.value:.3g}; at most "
+            f"{MAX_POWER} is allowed."
+        )
+    value = None
+    if left.value is not None and right.value is not None:
+        value = _finite(lambda: operate(left.value, right.value), node, text)
+    elif isinstance(node.op, ast.Div) and right.value == 0:
+        raise ExpressionError(f"{_part(node, text)} divides by zero.")
+    return _Term(operate(left.expr, right.expr), value)
+
+
+def _apply(name: str, argument: _Term, node: ast.expr, text: str) -> _Term:
+    import sympy
+
+    value = None
+    if argument.value is not None:
+        value = _finite(lambda: FUNCTIONS[name](argument.value), node, text)
+    function = sympy.Abs if name == "abs" else getattr(sympy, name)
+    return _Term(function(argument.expr), value)
+
+
+def _finite(compute: Callable[[], float], node: ast.expr, text: str) -> float:
+    try:
+        value = compute()
+    except (OverflowError, ZeroDivisionError, ValueError):
+        value = math.nan
+    if isinstance(value, complex) or not abs(value) <= MAX_NUMBER:
+        raise ExpressionError(
+            f"{_part(node, text)} is not a real number of at most {MAX_NUMBER:.0e}."
+        )
+    return value
+
+
+def _part(node: ast.expr, text: str) -> str:
+    return _clip(ast.get_source_segment(text, node) or type(node).__name__)
+
+
+def _clip(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
