@@ -19,6 +19,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lossnav.autodiff import JaxLoss as JaxLoss
     from lossnav.autodiff import TorchLoss as TorchLoss
+    from lossnav.derivation import EulerLagrange as EulerLagrange
+    from lossnav.derivation import derive as derive
+    from lossnav.discrete import Discrete as Discrete
+    from lossnav.discrete import one_step as one_step
     from lossnav.geometry import ConstantMetric as ConstantMetric
     from lossnav.geometry import Decay as Decay
     from lossnav.geometry import Drift as Drift
@@ -35,11 +39,15 @@ if TYPE_CHECKING:
     from lossnav.landscapes import Quadratic as Quadratic
     from lossnav.landscapes import Rosenbrock as Rosenbrock
     from lossnav.objective import Objective as Objective
+    from lossnav.solvers import Riccati as Riccati
+    from lossnav.solvers import solve as solve
     from lossnav.trajectory import Status as Status
     from lossnav.trajectory import Trajectory as Trajectory
 
 _HOME = {
     "autodiff": ["JaxLoss", "TorchLoss"],
+    "derivation": ["EulerLagrange", "derive"],
+    "discrete": ["Discrete", "one_step"],
     "geometry": [
         "ConstantMetric", "Decay", "Drift", "FisherGaussian", "LinearDrift", "Metric", "Rotation",
     ],
@@ -48,10 +56,11 @@ _HOME = {
         "Rosenbrock",
     ],
     "objective": ["Objective"],
+    "solvers": ["Riccati", "solve"],
     "trajectory": ["Status", "Trajectory"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_SUBMODULES = ("belief",)
+_SUBMODULES = ("belief", "curvature")
 __all__ = ["__version__", *_SUBMODULES, *_MODULE_OF]
 
 

@@ -17,6 +17,8 @@ def number(name: str, value: Any) -> float:
     """A finite real number."""
     try:
         result = float(value)
+    except OverflowError:
+        result = math.inf
     except (TypeError, ValueError):
         raise TypeError(
             f"{name} must be a real number, but a {type(value).__name__} was given."
@@ -44,7 +46,7 @@ def finite_array(name: str, value: ArrayLike, *, ndim: int | None = None) -> Flo
     """A float64 array without NaN or infinity, copied so that the caller's may change."""
     try:
         result = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be an array of real numbers; got {value!r:.80}.") from None
     if ndim is not None and result.ndim != ndim:
         raise ValueError(f"{name} has shape {result.shape}, but it must have {ndim} axes.")

@@ -1,13 +1,15 @@
 """Text to SymPy through a whitelist of syntax, for formulas from files, the shell or a page.
 
 Python's own parser makes the tree, and nothing of it is ever evaluated as Python: each node is
-either one of the few kinds below or an error. Numbers are followed in floating point beside the
-symbols, so that ``9**9**9**9`` is refused before anyone tries to compute it.
+either one of the few kinds below or an error. Two numbers are followed beside the symbols, the
+value of a constant term and the product of the powers in a term, so that ``9**9**9**9``,
+``((9*x)**64)**64`` or ``(1.0000001**64)**64`` are refused before anyone tries to compute them.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import keyword
 import math
 import warnings
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 2000
 MAX_NODES = 500
+MAX_PARTS = 2000
 MAX_DEPTH = 50
 MAX_POWER = 64
+MAX_DEGREE = 256
 MAX_NUMBER = 1e100
 MAX_VARIABLES = 64
 
@@ -56,6 +60,7 @@ class ExpressionError(ValueError):
 class _Term(NamedTuple):
     expr: Any
     value: float | None  # of a term without variables
+    degree: float  # powers multiplied up: how far SymPy may multiply numbers out
 
 
 def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
@@ -77,19 +82,41 @@ def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
 
     if not isinstance(text, str):
         raise ExpressionError(f"A formula must be text, but a {type(text).__name__} was given.")
-    tree = _tree(text.strip())
+    text = text.strip()
+    tree = _tree(text)
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise ExpressionError(f"The formula has more than {MAX_NODES} parts: split it up.")
-    expr = sympy.sympify(_visit(tree.body, text.strip(), symbols, 0).expr)
-    if expr.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
-        raise ExpressionError(f"The formula {_clip(text)} is not a finite real number anywhere.")
-    for power in expr.atoms(sympy.Pow):
-        if power.exp.is_number and abs(float(power.exp)) > MAX_POWER:
+    try:
+        expr = _visit(tree.body, text, symbols, 0).expr
+        if expr.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
             raise ExpressionError(
-                f"The formula {_clip(text)} contains {_clip(str(power))}: powers above "
-                f"{MAX_POWER} are not allowed."
+                f"The formula {_clip(text)} is not a finite real number anywhere."
             )
+        _check_sizes(expr, text)
+    except (ArithmeticError, AttributeError, RecursionError, TypeError) as error:
+        raise ExpressionError(
+            f"The formula {_clip(text)} could not be worked out ({type(error).__name__}): write it "
+            "more simply."
+        ) from None
     return expr
+
+
+def _check_sizes(expr: sympy.Expr, text: str) -> None:
+    """Refuse powers and numbers that only appear once SymPy has joined terms."""
+    import sympy
+
+    for power in expr.atoms(sympy.Pow):
+        if power.exp.is_number and not abs(float(power.exp)) <= MAX_POWER:
+            raise ExpressionError(
+                f"The formula {_clip(text)} contains a power {float(power.exp):.3g}; at most "
+                f"{MAX_POWER} is allowed."
+            )
+    for number in expr.atoms(sympy.Rational):
+        if max(abs(number.p), number.q) > MAX_NUMBER:
+            raise ExpressionError(
+                f"The formula {_clip(text)} multiplies out to a number of "
+                f"{max(abs(number.p), number.q).bit_length()} bits: use smaller powers."
+            )
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -143,7 +170,8 @@ def _visit(node: ast.expr, text: str, symbols: Mapping[str, Any], depth: int) ->
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             sign = -1 if isinstance(node.op, ast.USub) else 1
             term = _visit(operand, text, symbols, depth + 1)
-            return _Term(sign * term.expr, None if term.value is None else sign * term.value)
+            signed = None if term.value is None else sign * term.value
+            return _Term(sign * term.expr, signed, term.degree)
         case ast.BinOp(op=op) if type(op) in _OPERATORS:
             left = _visit(node.left, text, symbols, depth + 1)
             right = _visit(node.right, text, symbols, depth + 1)
@@ -163,18 +191,20 @@ def _number(value: float, node: ast.expr, text: str) -> _Term:
         size = float(value)
     except OverflowError:
         size = math.inf
-    if not abs(size) <= MAX_NUMBER:
-        raise ExpressionError(f"The number {_part(node, text)} is larger than {MAX_NUMBER:.0e}.")
-    return _Term(exact(value), size)
+    if size and not 1 / MAX_NUMBER <= size <= MAX_NUMBER:
+        raise ExpressionError(
+            f"The number {_part(node, text)} is outside {1 / MAX_NUMBER:.0e} to {MAX_NUMBER:.0e}."
+        )
+    return _Term(exact(value), size, 1)
 
 
 def _name(name: str, symbols: Mapping[str, Any]) -> _Term:
     import sympy
 
     if name in symbols:
-        return _Term(symbols[name], None)
+        return _Term(symbols[name], None, 1)
     if name in CONSTANTS:
-        return _Term(getattr(sympy, name), CONSTANTS[name])
+        return _Term(getattr(sympy, name), CONSTANTS[name], 1)
     if name in FUNCTIONS:
         raise ExpressionError(f"{name} is a function: write {name}(...).")
     declared = ", ".join(symbols) or "none"
@@ -184,17 +214,39 @@ def _name(name: str, symbols: Mapping[str, Any]) -> _Term:
 def _combine(
     operate: Callable[[Any, Any], Any], left: _Term, right: _Term, node: ast.BinOp, text: str
 ) -> _Term:
-    if isinstance(node.op, ast.Pow) and right.value is not None and abs(right.value) > MAX_POWER:
-        raise ExpressionError(
-            f"The power in {_part(node, text)} has exponent {right.value:.3g}; at most "
-            f"{MAX_POWER} is allowed."
-        )
+    degree = max(left.degree, right.degree)
+    if isinstance(node.op, ast.Mult | ast.Div):
+        degree = left.degree + right.degree
+    elif isinstance(node.op, ast.Pow):
+        degree = _power(left, right, node, text)
     value = None
     if left.value is not None and right.value is not None:
         value = _finite(lambda: operate(left.value, right.value), node, text)
     elif isinstance(node.op, ast.Div) and right.value == 0:
         raise ExpressionError(f"{_part(node, text)} divides by zero.")
-    return _Term(operate(left.expr, right.expr), value)
+    return _checked(_Term(operate(left.expr, right.expr), value, degree), node, text)
+
+
+def _power(left: _Term, right: _Term, node: ast.expr, text: str) -> float:
+    """The degree of ``left ** right``, if it may be computed."""
+    import sympy
+
+    if right.value is None:
+        if left.expr == sympy.E:
+            _check_logarithms(right.expr, node, text)
+        return left.degree + right.degree
+    if abs(right.value) > MAX_POWER:
+        raise ExpressionError(
+            f"The power in {_part(node, text)} has exponent {right.value:.3g}; at most "
+            f"{MAX_POWER} is allowed."
+        )
+    degree = left.degree * max(abs(right.value), 1)
+    if degree > MAX_DEGREE:
+        raise ExpressionError(
+            f"The powers in {_part(node, text)} multiply up to {degree:.3g}; at most {MAX_DEGREE} "
+            "is allowed."
+        )
+    return degree
 
 
 def _apply(name: str, argument: _Term, node: ast.expr, text: str) -> _Term:
@@ -203,18 +255,53 @@ def _apply(name: str, argument: _Term, node: ast.expr, text: str) -> _Term:
     value = None
     if argument.value is not None:
         value = _finite(lambda: FUNCTIONS[name](argument.value), node, text)
+    elif name == "exp":
+        _check_logarithms(argument.expr, node, text)
     function = sympy.Abs if name == "abs" else getattr(sympy, name)
-    return _Term(function(argument.expr), value)
+    # SymPy rewrites tan(asin(z)) with z twice, so a nest of these doubles at every level.
+    parts = itertools.islice(sympy.preorder_traversal(argument.expr), MAX_PARTS + 1)
+    if sum(1 for _ in parts) > MAX_PARTS:
+        raise ExpressionError(
+            f"{_part(node, text)} grows to more than {MAX_PARTS} parts when worked out: write it "
+            "more simply."
+        )
+    return _checked(_Term(function(argument.expr), value, argument.degree), node, text)
 
 
-def _finite(compute: Callable[[], float], node: ast.expr, text: str) -> float:
+def _check_logarithms(exponent: sympy.Expr, node: ast.expr, text: str) -> None:
+    """SymPy turns exp(n*log(x)) into x**n, so n is bounded like any power."""
+    import sympy
+
+    for term in sympy.Add.make_args(exponent):
+        factor, rest = term.as_coeff_Mul()
+        if rest.has(sympy.log) and abs(factor) > MAX_POWER:
+            raise ExpressionError(
+                f"{_part(node, text)} is a power with exponent {float(factor):.3g}; at most "
+                f"{MAX_POWER} is allowed."
+            )
+
+
+def _checked(term: _Term, node: ast.expr, text: str) -> _Term:
+    """Give a value to terms whose variables cancelled, as in (x + 9) - x."""
+    if term.value is None and not term.expr.free_symbols:
+        value = complex(term.expr.evalf(15))
+        return term._replace(
+            value=_finite(lambda: value.real if not value.imag else value, node, text)
+        )
+    if term.value == 0 and term.expr != 0 and term.expr.is_Number:
+        return term._replace(value=_finite(lambda: math.nan, node, text))
+    return term
+
+
+def _finite(compute: Callable[[], complex], node: ast.expr, text: str) -> float:
     try:
         value = compute()
     except (OverflowError, ZeroDivisionError, ValueError):
         value = math.nan
-    if isinstance(value, complex) or not abs(value) <= MAX_NUMBER:
+    if isinstance(value, complex) or (value and not 1 / MAX_NUMBER <= abs(value) <= MAX_NUMBER):
         raise ExpressionError(
-            f"{_part(node, text)} is not a real number of at most {MAX_NUMBER:.0e}."
+            f"{_part(node, text)} is not zero or a real number of size {1 / MAX_NUMBER:.0e} to "
+            f"{MAX_NUMBER:.0e}."
         )
     return value
 

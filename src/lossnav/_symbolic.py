@@ -71,6 +71,7 @@ class TracedScalar:
     """One number of a traced function. NumPy calls its methods for ``np.exp`` and the like."""
 
     __slots__ = ("expr",)
+    _op_priority = 20.0  # SymPy then leaves ``pi * x`` to us, and ``np.log(pi * x)`` works
 
     def __init__(self, expr: sympy.Expr) -> None:
         self.expr = expr
@@ -96,7 +97,12 @@ class TracedScalar:
     __rtruediv__ = _binary(lambda a, b: b / a)
     __pow__ = _binary(lambda a, b: a**b)
     __rpow__ = _binary(lambda a, b: b**a)
-    __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: self.__bool__()
+
+    def _compare(self, other: Any) -> bool:
+        return self.__bool__()  # refuses
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compare
+    __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> TracedScalar:
         return TracedScalar(-self.expr)

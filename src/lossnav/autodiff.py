@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lossnav._checks import FloatArray
-from lossnav.landscapes import Loss
+from lossnav.landscapes import Loss, coordinate_names
 
 
 class _AutodiffLoss(Loss):
@@ -20,7 +20,7 @@ class _AutodiffLoss(Loss):
         if not callable(fn):
             raise TypeError(f"A loss must be callable, but a {type(fn).__name__} was given.")
         self.fn = fn
-        self.names = None if names is None else tuple(names)
+        self.names = coordinate_names(names)
 
     def _missing(self) -> ImportError:
         return ImportError(

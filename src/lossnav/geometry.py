@@ -41,6 +41,10 @@ class Field(abc.ABC):
         Derivative axes come last: the Jacobian of a drift has shape ``(..., D, D)``.
         """
         points = np.asarray(theta, dtype=np.float64)
+        if points.ndim == 0 or points.shape[-1] == 0:
+            raise ValueError(
+                f"theta has shape {points.shape}, but its last axis must hold the coordinates."
+            )
         return self._jet(points.shape[-1])(points, order)
 
     def __call__(self, theta: ArrayLike) -> FloatArray:
@@ -101,6 +105,8 @@ class _TracedField(Field):
 
         traced = trace(self.fn, symbols, self._kind)
         want = (len(symbols),) * self._rank
+        if self._rank == 1 and traced.shape == (len(symbols), 1):
+            traced = traced[:, 0]  # a SymPy column
         if traced.shape != want:
             raise ValueError(
                 f"The {self._kind} returned shape {traced.shape}, but with {len(symbols)} "
@@ -174,6 +180,8 @@ class FisherGaussian(Metric):
     """
 
     def __init__(self, n: int) -> None:
+        if not isinstance(n, int | np.integer):
+            raise TypeError(f"n must be a whole number, but it is {n!r}.")
         if n < 1:
             raise ValueError(f"FisherGaussian needs at least one normal, but n is {n}.")
         self.n = n
@@ -246,7 +254,9 @@ class Decay(LinearDrift):
     def __init__(self, j: ArrayLike) -> None:
         self.j = _checks.finite_array("j", j)
         if self.j.ndim > 1 or (self.j < 0).any():
-            raise ValueError(f"The decay rate j is {self.j}, but it must be a number or vector >= 0.")
+            raise ValueError(
+                f"The decay rate j is {self.j.tolist()!r:.80}, but it must be a number or vector >= 0."
+            )
         self.dim = self.j.size if self.j.ndim else None
 
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:

@@ -102,7 +102,7 @@ class Function(Loss):
         if not callable(fn):
             raise TypeError(f"A loss must be callable, but a {type(fn).__name__} was given.")
         self.fn = fn
-        self.names = None if names is None else tuple(names)
+        self.names = coordinate_names(names)
         self.constants = dict(constants or {})
         self.positive = tuple(positive)
 
@@ -232,7 +232,7 @@ class Quadratic(Loss):
 
         x = [s - exact(c) for s, c in zip(symbols, self.center, strict=True)]
         rows, g = [[exact(h) for h in row] for row in self.H], [exact(v) for v in self.g]
-        bends = sum(rows[i][j] * x[i] * x[j] for i in range(len(x)) for j in range(len(x)))
+        bends = sum(x[i] * x[j] * rows[i][j] for i in range(len(x)) for j in range(len(x)))
         return sum(a * b for a, b in zip(g, x, strict=True)) + bends / 2
 
 
@@ -266,6 +266,8 @@ class Rosenbrock(Function):
     def __init__(self, D: int = 2) -> None:
         from lossnav._symbolic import default_names
 
+        if not isinstance(D, int | np.integer):
+            raise TypeError(f"D must be a whole number, but it is {D!r}.")
         if D < 2:
             raise ValueError(f"Rosenbrock needs two or more coordinates, but D is {D}.")
         super().__init__(self._formula, default_names(D))
@@ -319,6 +321,19 @@ class MuellerBrown(Function):
             A * np.exp(a * (x - p) ** 2 + b * (x - p) * (y - q) + c * (y - q) ** 2)
             for A, a, b, c, p, q in wells
         )
+
+
+def coordinate_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names for the coordinates as a tuple, all different; None leaves the dimension open."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be a list such as ['x', 'y']; got {names!r:.80}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"A coordinate is named twice in {list(names)!r:.80}.")
+    if not names:
+        raise ValueError("names is empty: a loss has at least one coordinate.")
+    return tuple(names)
 
 
 def as_loss(loss: Any) -> Loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from lossnav import _checks
 from lossnav._checks import FloatArray
 from lossnav.geometry import Field, as_drift, as_metric
-from lossnav.landscapes import Loss, as_loss
+from lossnav.landscapes import Loss, as_loss, coordinate_names
 
 if TYPE_CHECKING:
     import sympy
@@ -61,6 +61,21 @@ class Objective:
     discount: Callable[[Any], Any] | None = None
     names: tuple[str, ...] | None = field(default=None, kw_only=True)
 
+    if TYPE_CHECKING:  # the inputs may be more than what they become
+
+        def __init__(
+            self,
+            loss: Loss | Callable[..., Any],
+            metric: Field | ArrayLike | Callable[..., Any] | None = None,
+            drift: Field | Callable[..., Any] | None = None,
+            eta: float = 1.0,
+            k: float = 1.0,
+            gamma: float = 0.0,
+            discount: Callable[[Any], Any] | None = None,
+            *,
+            names: Sequence[str] | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         constants = {
             "eta": _checks.positive("eta", self.eta),
@@ -69,6 +84,10 @@ class Objective:
         }
         if self.discount is not None and self.gamma:
             raise ValueError("Give gamma or discount, not both: each is the whole of D(t).")
+        if self.discount is not None and not callable(self.discount):
+            raise TypeError(
+                f"The discount is a {type(self.discount).__name__}: pass a callable t -> D(t)."
+            )
         loss, metric, drift = as_loss(self.loss), as_metric(self.metric), as_drift(self.drift)
         names = self._named(loss, metric, drift)
         bound = {
@@ -86,11 +105,12 @@ class Objective:
     ) -> tuple[str, ...] | None:
         from lossnav._symbolic import default_names
 
+        given = coordinate_names(self.names)
         dims = {
             "the loss": loss.dim,
             "the metric": getattr(metric, "dim", None),
             "the drift": getattr(drift, "dim", None),
-            "names": None if self.names is None else len(self.names),
+            "names": None if given is None else len(given),
         }
         known = {what: dim for what, dim in dims.items() if dim is not None}
         if len(set(known.values())) > 1:
@@ -101,7 +121,7 @@ class Objective:
             )
         if not known:
             return None
-        names = self.names or loss.names or default_names(next(iter(known.values())))
+        names = given or loss.names or default_names(next(iter(known.values())))
         clash = _RESERVED & set(names)
         if clash or len(set(names)) < len(names):
             raise ValueError(

@@ -50,6 +50,12 @@ class Trajectory:
         end: The point approached ``(D,)``, or None where the path runs away.
         candidates: Solutions to the other end points that were tried, with their J.
         names: Names of the coordinates.
+
+    Examples:
+        >>> import lossnav as ln
+        >>> path = ln.solve(ln.Objective(ln.Quadratic(4.0)), [1.0])
+        >>> path.velocity0, path.J, path.end, path.status.ok
+        (array([-2.]), 1.0, array([0.]), True)
     """
 
     t: FloatArray

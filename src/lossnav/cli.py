@@ -1,0 +1,210 @@
+"""The command line: results on stdout, progress and errors on stderr.
+
+Bad input ends with exit code 2 and one sentence. Set ``LOSSNAV_TRACEBACK=1`` to see where an
+error came from instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from lossnav import __version__
+
+if TYPE_CHECKING:
+    from lossnav.derivation import EulerLagrange
+    from lossnav.problems import Problem
+
+P = ParamSpec("P")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="State what you believe about a loss landscape; get the learning rule that is optimal.",
+)
+Spec = Annotated[
+    str, typer.Argument(help="A built-in problem (see `lossnav problems`) or a TOML file.")
+]
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what our own code raises into an exit code and one sentence."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            _say("Interrupted.")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader has left; keep Python from writing to it again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except (ValueError, TypeError, OSError, ImportError) as error:
+            if os.environ.get("LOSSNAV_TRACEBACK"):
+                raise
+            _say("Error: " + " ".join(str(error).split()))
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lossnav {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@_guarded
+def derive(
+    spec: Spec,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the equations as LaTeX.")] = False,
+    mathml: Annotated[bool, typer.Option("--mathml", help="Print them as MathML.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Derive the Euler-Lagrange equations, the energy and the limits of a problem."""
+    if latex + mathml + as_json > 1:
+        raise ValueError("Give one of --latex, --mathml and --json, or none for plain text.")
+    from lossnav.derivation import derive as derive_equations
+    from lossnav.problems import problem
+
+    found = problem(spec)
+    equations = derive_equations(found.objective)
+    if latex:
+        typer.echo(equations.latex())
+    elif mathml:
+        typer.echo(equations.mathml())
+    elif as_json:
+        result = {"problem": found.name, "assumptions": _assumptions(found, equations)}
+        typer.echo(json.dumps(result | equations.to_dict(), indent=2))
+    else:
+        typer.echo(_report(found, equations))
+
+
+def _assumptions(found: Problem, equations: EulerLagrange) -> dict[str, Any]:
+    """What the problem assumes, as text and numbers."""
+    system, objective = equations.system, found.objective
+    return {
+        "description": found.description,
+        "coordinates": [symbol.name for symbol in system.coordinates],
+        "loss": str(system.loss),
+        "metric": [[str(entry) for entry in row] for row in system.metric.tolist()],
+        "drift": [str(entry) for entry in system.drift],
+        "discount": str(system.discount),
+        "eta": objective.eta,
+        "k": objective.k,
+        "gamma": None if objective.discount else objective.gamma,
+        "theta0": None if found.theta0 is None else found.theta0.tolist(),
+    }
+
+
+def _report(found: Problem, equations: EulerLagrange) -> str:
+    """The plain text of ``lossnav derive``."""
+    system, objective = equations.system, found.objective
+    constants = {"eta": objective.eta, "k": objective.k, "gamma": objective.gamma}
+    constants |= {letter.name: float(value) for letter, value in equations.values.items()}
+    if objective.discount is not None:
+        del constants["gamma"]
+    given = {
+        "loss": f"L = {system.loss}",
+        "metric": "G = identity" if objective.metric is None else f"G = {system.metric.tolist()}",
+        "drift": "f = 0" if objective.drift is None else f"f = {list(system.drift)}",
+        "discount": f"D = {system.discount}",
+        "constants": ", ".join(f"{name} = {value:g}" for name, value in constants.items()),
+    }
+    if found.theta0 is not None:
+        given["start"] = ", ".join(
+            f"{name} = {x:g}"
+            for name, x in zip(objective.names or (), found.theta0.tolist(), strict=True)
+        )
+    energy = equations.energy()
+    change = "conserved" if energy.is_conserved else f"dE/dt = {energy.rate}"
+    parts = {
+        "Assumptions": [f"{name:<10}{text}" for name, text in given.items()],
+        "Euler-Lagrange equations": str(equations).splitlines(),
+        "Energy": [f"E = {energy.quantity}", change],
+        "Limits": _limits(equations),
+    }
+    title = f"{found.name}: {found.description}" if found.description else found.name
+    blocks = (f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts.items())
+    return "\n\n".join([title, *blocks])
+
+
+def _limits(equations: EulerLagrange) -> list[str]:
+    limits = equations.limits()
+    lines = []
+    if limits.overdamped is not None:
+        lines.append("large gamma, everywhere:")
+        lines += [f"  {x}' = {velocity}" for x, velocity in limits.overdamped.velocities.items()]
+    if limits.reason:
+        return [*lines, limits.reason]
+    letters = "g, h: gradient and curvature"
+    letters += ", each after division by G" if equations.objective.metric is not None else ""
+    letters += "" if limits.decay is None else f"; j = {limits.decay}; f0: drift at the start"
+    rules = {
+        "optimal step over dt": limits.update,
+        "endless dt (Newton)": limits.newton,
+        "velocity, small dt": limits.continuous,
+        "large gamma (gradient descent)": limits.gradient_descent,
+        "gamma = 0 (ballistic)": limits.ballistic,
+    }
+    lines.append(f"one direction of a quadratic loss ({letters}):")
+    return lines + [f"  {name:<32}{rule}" for name, rule in rules.items() if rule is not None]
+
+
+@app.command()
+@_guarded
+def reproduce(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Parts to rebuild, such as equations; all if none.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("results"),
+) -> None:
+    """Rebuild the paper's results into a page, OUT/index.html."""
+    from lossnav.reproduction import reproduce as rebuild
+
+    typer.echo(str(rebuild(out, tuple(what or ()), _say)))
+
+
+@app.command()
+@_guarded
+def problems(
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """List the built-in problems."""
+    from lossnav.problems import builtin_problems
+
+    found = builtin_problems()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    width = max(map(len, found)) + 2
+    typer.echo("\n".join(f"{name:<{width}}{text}" for name, text in found.items()))
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="lossnav")

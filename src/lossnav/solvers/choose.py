@@ -1,0 +1,53 @@
+"""solve(): the right Method when none is given."""
+
+from __future__ import annotations
+
+import math
+
+from numpy.typing import ArrayLike
+
+from lossnav import _checks
+from lossnav.objective import Objective
+from lossnav.solvers.base import Method
+from lossnav.solvers.riccati import Riccati
+from lossnav.trajectory import Trajectory
+
+
+def solve(
+    objective: Objective,
+    theta0: ArrayLike,
+    horizon: float = math.inf,
+    end: ArrayLike | None = None,
+    method: Method | None = None,
+    tol: float = 1e-10,
+) -> Trajectory:
+    r"""Find the path from ``theta0`` that minimises J (paper Sec. 2, App. C, D).
+
+    Args:
+        objective: What the learner assumes.
+        theta0: Start ``(D,)``.
+        horizon: Time available, positive; infinite by default.
+        end: Where the path must be at a finite horizon ``(D,)``; free if left out.
+        method: How to solve. By default the exact `Riccati`, which needs a quadratic loss, a
+            constant metric, an affine drift and the discount ``exp(-gamma t)``.
+        tol: Relative accuracy to reach.
+
+    Returns:
+        A `Trajectory`: times, points, initial velocity, cost, status and estimated error.
+
+    Examples:
+        >>> import lossnav as ln
+        >>> path = ln.solve(ln.Objective(ln.Quadratic([1.0, 4.0])), [1.0, 1.0])
+        >>> path.velocity0  # ballistic: -H^(-1/2) g
+        array([-1., -2.])
+        >>> path.at(1.0).round(4)
+        array([0.3679, 0.1353])
+    """
+    start = _checks.point("theta0", theta0, objective.dim)
+    objective = objective.at_dim(len(start))
+    if not horizon > 0:
+        raise ValueError(f"horizon is {horizon}, but it must be greater than zero.")
+    stop = None if end is None else _checks.point("end", end, len(start))
+    return (method or Riccati()).solve(
+        objective, start, horizon=float(horizon), end=stop, tol=_checks.positive("tol", tol)
+    )
