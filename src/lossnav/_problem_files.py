@@ -189,8 +189,6 @@ class _Table:
         """What ``build`` returns; its error becomes one with the file and the line."""
         try:
             return build()
-        except OverflowError:
-            raise self.error(key, "a number is too large: stay below 1e308.") from None
         except (ValueError, TypeError) as error:
             raise self.error(key, str(error)) from None
 
