@@ -1,17 +1,20 @@
 """The command line: what it prints, where, and how it ends."""
 
+import dataclasses
+import functools
 import json
 import subprocess
 import sys
 import types
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import lossnav
 from lossnav import cli
-from lossnav.problems import builtin_problems
+from lossnav.problems import builtin_problems, problem
 
 RUN = CliRunner()
 
@@ -99,6 +102,111 @@ def test_version_and_list():
     listed = lossnav_command("problems").stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(builtin_problems())
     assert json.loads(lossnav_command("problems", "--json").stdout) == builtin_problems()
+
+
+def test_solve_prints_the_path_and_its_cost():
+    result = lossnav_command("solve", "double-well")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for line in (
+        "double-well: Two wells of unequal depth: paper Fig. 1.",
+        "  start             theta1 = -0.6, theta2 = 0.55",
+        "  end               theta1 = 1.0574538, theta2 = 0 (approached)",
+        "  initial velocity  theta1 = 1.4236248, theta2 = -0.75080344",
+        "  J          -2.83106642",
+        "  status  Converged to the tolerance.",
+        "  J = 5.15628073  theta1 = -0.93040293, theta2 = 0",
+    ):
+        assert line in result.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["quadratic", "rotation", "decay", "metric"])
+def test_solve_as_json_is_what_the_library_says(name):
+    result = lossnav_command("solve", name, "--json", "--gamma", "0.5", "--k", "2", "--eta", "0.7")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    given = problem(name)
+    objective = dataclasses.replace(given.objective, gamma=0.5, k=2.0, eta=0.7)
+    path = lossnav.solve(objective, given.theta0)
+    assert found["velocity0"] == pytest.approx(path.velocity0, rel=1e-14)
+    assert found["end"] == pytest.approx(path.end, abs=1e-14)
+    assert found["J"] == pytest.approx(path.J, rel=1e-14)
+    assert (found["horizon"], found["method"], found["status"]) == (None, "riccati", "EXACT")
+    assert len(found["path"]["t"]) == len(found["path"]["theta"])
+    # The parts of J, integrated here in another way.
+    t = 60 * np.linspace(0, 1, 3001) ** 3
+    theta = path.at(t)
+    velocity = lossnav.Riccati().feedback(objective).velocity(theta)
+    paid = np.trapezoid(objective.kinetic(theta, velocity) * np.exp(-0.5 * t), t)
+    assert found["totals"]["kinetic"] == pytest.approx(paid, rel=1e-4)
+    assert sum(found["totals"].values()) == pytest.approx(path.J, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["ritz", "direct", "collocation", "riccati"])
+def test_solve_by_each_method(method):
+    result = lossnav_command(
+        "solve", "anisotropic", "--method", method, "--horizon", "2", "--end", "-1,0.5",
+        "--theta0", "-3,-2", "--tol", "1e-8", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    exact = lossnav.solve(problem("anisotropic").objective, [-3, -2], 2.0, [-1, 0.5])
+    assert found["velocity0"] == pytest.approx(exact.velocity0, rel=1e-3)
+    assert found["path"]["theta"][-1] == pytest.approx([-1, 0.5])
+    assert (found["horizon"], found["method"], found["candidates"]) == (2.0, method, [])
+
+
+def test_solve_writes_the_path_and_a_picture(tmp_path):
+    table, picture = tmp_path / "path.csv", tmp_path / "path.svg"
+    command = ["solve", "rotation", "--csv", str(table), "--plot", str(picture)]
+    result = lossnav_command(*command)
+    assert result.exit_code == 0
+    assert result.stderr == f"Wrote {table}.\nWrote {picture}.\n"
+    rows = np.genfromtxt(table, delimiter=",", names=True)
+    assert rows.dtype.names == ("t", "theta1", "theta2", "kinetic", "potential")
+    assert rows["theta1"][0] == 1.5
+    first = picture.read_bytes()
+    assert ElementTree.fromstring(first).tag.endswith("svg")
+    lossnav_command(*command)
+    assert picture.read_bytes() == first
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["path.csv", "path.svg"]
+
+
+def test_solve_says_when_it_did_not_converge(monkeypatch):
+    """The best path so far is printed, and the exit code is 1."""
+    monkeypatch.setattr(
+        lossnav.solvers, "Direct", functools.partial(lossnav.solvers.Direct, iterations=1)
+    )
+    result = lossnav_command("solve", "double-well", "--method", "direct", "--horizon", "4")
+    assert result.exit_code == 1
+    assert "Stopped at the iteration limit: the path is the best one so far." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["double-well", "--theta0", "a,b"], "Error: --theta0 is 'a,b', but it must be numbers with commas between, such as 0.5,-1.\n"),
+        (["double-well", "--theta0", "1"], "Error: --theta0 has 1 coordinates, but the problem has 2.\n"),
+        (["double-well", "--end", "nan,0"], "Error: --end is nan at index (0,), but it must be finite.\n"),
+        (["double-well", "--gamma", "-1"], "Error: gamma is -1, but it must be zero or more.\n"),
+        (["double-well", "--horizon", "0"], "Error: horizon is 0.0, but it must be greater than zero.\n"),
+        (["double-well", "--method", "rits"], "Error: There is no method named 'rits'. Did you mean 'ritz'?\n"),
+        (["double-well", "--method", "direct"], "Error: Direct cuts the horizon into steps, so it must be finite: pass horizon=T.\n"),
+        (["double-well", "--plot", "x.jpg"], "Error: --plot is x.jpg, but its name must end in .png or .svg or .pdf.\n"),
+        (["double-well", "--csv", "x.txt"], "Error: --csv is x.txt, but its name must end in .csv.\n"),
+        (["quadratic", "--plot", "no/such/folder/x.png"], "Error: --plot is no/such/folder/x.png, but there is no folder no/such/folder.\n"),
+    ],
+)  # fmt: skip
+def test_solve_refuses_bad_input_with_one_sentence(arguments, sentence):
+    result = lossnav_command("solve", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", sentence)
+
+
+def test_solve_needs_a_start(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[loss]\nexpression = 'x**2'\nvariables = ['x']\n")
+    result = lossnav_command("solve", str(path))
+    assert result.stderr == f"Error: {path} does not say where to start: give --theta0.\n"
+    assert lossnav_command("solve", str(path), "--theta0", "-2").exit_code == 0
 
 
 @pytest.fixture

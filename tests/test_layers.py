@@ -20,6 +20,7 @@ ORDER = [
     "trajectory",
     "objective",
     "running",
+    "chain",
     "discrete",
     "belief",
     "lagrangian",
@@ -38,6 +39,7 @@ ORDER = [
     "_problem_files",
     "problems",
     "reproduction",
+    "_cli_text",
     "cli",
     "__main__",
 ]

@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from lossnav.landscapes import Quadratic as Quadratic
     from lossnav.landscapes import Rosenbrock as Rosenbrock
     from lossnav.objective import Objective as Objective
+    from lossnav.solvers import Collocation as Collocation
+    from lossnav.solvers import Direct as Direct
+    from lossnav.solvers import Policy as Policy
     from lossnav.solvers import Riccati as Riccati
+    from lossnav.solvers import Ritz as Ritz
+    from lossnav.solvers import navigate as navigate
+    from lossnav.solvers import policy as policy
     from lossnav.solvers import solve as solve
     from lossnav.trajectory import Status as Status
     from lossnav.trajectory import Trajectory as Trajectory
@@ -56,7 +62,7 @@ _HOME = {
         "Rosenbrock",
     ],
     "objective": ["Objective"],
-    "solvers": ["Riccati", "solve"],
+    "solvers": ["Collocation", "Direct", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
     "trajectory": ["Status", "Trajectory"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

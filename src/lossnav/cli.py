@@ -6,8 +6,10 @@ error came from instead.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +34,8 @@ app = typer.Typer(
 Spec = Annotated[
     str, typer.Argument(help="A built-in problem (see `lossnav problems`) or a TOML file.")
 ]
+
+METHODS = ("auto", "riccati", "ritz", "direct", "collocation")
 
 
 def _say(text: str) -> None:
@@ -60,6 +64,16 @@ def _guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(2) from None
 
     return run
+
+
+def _check_output(option: str, path: Path | None, endings: list[str]) -> None:
+    """Refuse a file that could not be written before anything is worked out."""
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"{option} is {path}, but its name must end in {' or '.join(endings)}.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} is {path}, but there is no folder {path.parent}.")
 
 
 def _version(wanted: bool) -> None:
@@ -173,6 +187,66 @@ def _limits(equations: EulerLagrange) -> list[str]:
     }
     lines.append(f"one direction of a quadratic loss ({letters}):")
     return lines + [f"  {name:<32}{rule}" for name, rule in rules.items() if rule is not None]
+
+
+@app.command()
+@_guarded
+def solve(
+    spec: Spec,
+    theta0: Annotated[str | None, typer.Option(help="Start, such as 0.5,-1.")] = None,
+    eta: Annotated[float | None, typer.Option(help="Learning rate, in place of SPEC's.")] = None,
+    k: Annotated[float | None, typer.Option(help="Weight of the loss.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount rate.")] = None,
+    horizon: Annotated[
+        float, typer.Option(help="Time available; endless if not given.")
+    ] = math.inf,
+    end: Annotated[str | None, typer.Option(help="Where the path ends; free if not given.")] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "auto",
+    tol: Annotated[float, typer.Option(help="Relative accuracy to reach.")] = 1e-10,
+    plot: Annotated[Path | None, typer.Option(help="Draw to a .png, .svg or .pdf file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the path to a .csv file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Find the optimal path of a problem; exit code 1 if it did not converge."""
+    from lossnav import _cli_text, solvers
+    from lossnav._checks import choice
+    from lossnav.problems import problem
+
+    choice("method", method, METHODS)
+    _check_output("--csv", csv, [".csv"])
+    _check_output("--plot", plot, [".png", ".svg", ".pdf"])
+    found = problem(spec)
+    given = {"eta": eta, "k": k, "gamma": gamma}
+    given = {name: value for name, value in given.items() if value is not None}
+    objective = dataclasses.replace(found.objective, **given)  # type: ignore[arg-type]
+    start = found.theta0
+    if theta0 is not None:
+        start = _cli_text.numbers("--theta0", theta0, objective.dim)
+    if start is None:
+        raise ValueError(f"{spec} does not say where to start: give --theta0.")
+    stop = None if end is None else _cli_text.numbers("--end", end, objective.dim)
+    if method == "auto":
+        method = "ritz" if objective.quadratic() is None else "riccati"
+    way = getattr(solvers, method.capitalize())()
+    path = solvers.solve(objective, start, horizon, stop, way, tol)
+    if as_json:
+        result = _cli_text.as_dict(found.name, objective, path, horizon, method)
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        title = f"{found.name}: {found.description}" if found.description else found.name
+        typer.echo(_cli_text.as_text(title, objective, path, horizon, method))
+    if csv is not None:
+        from lossnav.figures.style import save_csv
+
+        save_csv(_cli_text.columns(path), csv.parent, csv.stem)
+        _say(f"Wrote {csv}.")
+    if plot is not None:
+        from lossnav.figures import solution
+
+        solution.write(solution.draw(solution.data(objective, path)), plot)
+        _say(f"Wrote {plot}.")
+    if not path.status.ok:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from scipy import linalg
 
 from lossnav import _checks
 from lossnav._checks import FloatArray
+from lossnav.chain import solve_chain
 from lossnav.objective import Objective
 from lossnav.running import running_jet
 
@@ -102,6 +103,10 @@ class Discrete:
             raise ValueError(f"{self.steps} steps join {self.steps + 1} points, not {len(points)}.")
         return float(self._sum(points, 0)[0])
 
+    def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""
+        return self._sum(points, order)
+
     def minimise(
         self,
         theta0: ArrayLike,
@@ -127,8 +132,7 @@ class Discrete:
         free = slice(1, None if end is None else -1)
         cost, slope, hessian = self._sum(points, 2)
         for _ in range(iterations):
-            move = np.zeros_like(points)
-            move[free] = _descent(hessian, slope, free)
+            move = _descent(hessian, slope, free)
             decrease = -float(np.sum(move * slope))
             if decrease <= 1e-15 * abs(cost) or not math.isfinite(cost):
                 break
@@ -164,23 +168,11 @@ class Discrete:
 
 def _descent(hessian: FloatArray, slope: FloatArray, free: slice) -> FloatArray:
     """Newton's step on the free points; a growing multiple of the diagonal where J bends down."""
-    count, dim = slope.shape
-    band = np.zeros((2 * dim, count * dim))  # upper form: row 2 dim - 1 is the diagonal
-    for i in range(2 * dim):
-        for j in range(i, 2 * dim):
-            row = 2 * dim - 1 - (j - i)
-            columns = np.arange(len(hessian)) * dim + j
-            band[row, columns] += hessian[:, i, j]
-    # The band form holds each step's block; blocks overlap at the shared points by addition.
-    inner = slice((free.start or 0) * dim, None if free.stop is None else free.stop * dim)
-    band, side = band[:, inner], -slope[free].ravel()
-    shift, size = 0.0, float(np.abs(band[-1]).max())
-    while True:
+    one = np.eye(hessian.shape[-1])
+    shift, size = 0.0, float(np.abs(hessian).max())
+    for _ in range(40):
         try:
-            shifted = band.copy()
-            shifted[-1] += shift
-            return linalg.solveh_banded(shifted, side).reshape(-1, dim)
+            return solve_chain(hessian + shift * one, -slope, free)
         except linalg.LinAlgError:
             shift = max(4 * shift, 1e-4 * size)
-            if not math.isfinite(shift) or shift > 1e12 * size:
-                raise
+    raise linalg.LinAlgError("The Hessian of J is not finite.")

@@ -40,11 +40,7 @@ class Field(abc.ABC):
 
         Derivative axes come last: the Jacobian of a drift has shape ``(..., D, D)``.
         """
-        points = np.asarray(theta, dtype=np.float64)
-        if points.ndim == 0 or points.shape[-1] == 0:
-            raise ValueError(
-                f"theta has shape {points.shape}, but its last axis must hold the coordinates."
-            )
+        points = _points(theta)
         return self._jet(points.shape[-1])(points, order)
 
     def __call__(self, theta: ArrayLike) -> FloatArray:
@@ -164,6 +160,13 @@ class ConstantMetric(Field):
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:
         return np.zeros((dim, dim, dim)), _checks.square("G", self.G, dim)
 
+    def jet(self, theta: ArrayLike, order: int = 0) -> tuple[FloatArray, ...]:
+        points = _points(theta)
+        dim = points.shape[-1]
+        parts = [_checks.square("G", self.G, dim)]
+        parts += [np.zeros((dim,) * (2 + n)) for n in range(1, order + 1)]
+        return tuple(np.broadcast_to(a, points.shape[:-1] + a.shape) for a in parts)
+
     def entries(self, symbols: Sequence[sympy.Symbol]) -> np.ndarray:
         return _exact_array(_checks.square("G", self.G, len(symbols)))
 
@@ -234,6 +237,14 @@ class LinearDrift(Field):
 
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:
         return _checks.square("J", self._J, dim), self._c
+
+    def jet(self, theta: ArrayLike, order: int = 0) -> tuple[FloatArray, ...]:
+        points = _points(theta)
+        dim = points.shape[-1]
+        J, c = self.affine(dim)
+        parts = [J, np.zeros((dim, dim, dim))][:order]
+        rest = (np.broadcast_to(a, points.shape[:-1] + a.shape) for a in parts)
+        return points @ J.T + c, *rest
 
     def entries(self, symbols: Sequence[sympy.Symbol]) -> np.ndarray:
         J, c = self.affine(len(symbols))
@@ -316,3 +327,12 @@ def _exact_array(values: FloatArray) -> np.ndarray:
     for index in np.ndindex(values.shape):
         result[index] = exact(values[index])
     return result
+
+
+def _points(theta: ArrayLike) -> FloatArray:
+    points = np.asarray(theta, dtype=np.float64)
+    if points.ndim == 0 or points.shape[-1] == 0:
+        raise ValueError(
+            f"theta has shape {points.shape}, but its last axis must hold the coordinates."
+        )
+    return points

@@ -9,10 +9,12 @@ the three may be a formula, an array or an autodiff model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.geometry import Field
+from lossnav.geometry import ConstantMetric, Field
 from lossnav.objective import Objective
 
 
@@ -38,45 +40,48 @@ def running_jet(
     """
     dim = theta.shape[-1]
     loss = objective.loss.jet(theta, order)
-    G = _field(objective.metric, theta, order, np.eye(dim))
-    f = _field(objective.drift, theta, order, np.zeros(dim))
-    u = velocity - f[0]
+    G = _derivatives(objective.metric, theta, order, np.eye(dim))
+    f = _derivatives(objective.drift, theta, order, None)
+    u = velocity if f is None else velocity - f[0]
     push = np.einsum("...ij,...j->...i", G[0], u) / objective.eta
     value = np.einsum("...i,...i->...", u, push) / 2 + objective.k * loss[0]
     if order == 0:
         return (value,)
-    turned = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
-    by_theta = (
-        np.einsum("...i,...ia->...a", u, turned) / 2
-        - np.einsum("...ia,...i->...a", f[1], push)
-        + objective.k * loss[1]
-    )
-    gradient = np.concatenate([by_theta, push], axis=-1)
+    gradient = np.concatenate([objective.k * loss[1], push], axis=-1)
+    if order == 2:
+        hessian = np.zeros((*theta.shape[:-1], 2 * dim, 2 * dim))
+        hessian[..., dim:, dim:] = G[0] / objective.eta
+        hessian[..., :dim, :dim] = objective.k * loss[2]
+    if len(G) > 1:  # the metric changes from place to place
+        turned = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
+        gradient[..., :dim] += np.einsum("...i,...ia->...a", u, turned) / 2
+        if order == 2:
+            bend = np.einsum("...i,...ijab,...j->...ab", u, G[2], u) / (2 * objective.eta)
+            hessian[..., :dim, :dim] += bend
+            hessian[..., dim:, :dim] += turned
+    if f is not None:
+        gradient[..., :dim] -= np.einsum("...ia,...i->...a", f[1], push)
+        if order == 2:
+            pulled = np.einsum("...ij,...ja->...ia", G[0], f[1]) / objective.eta  # G (d_a f) / eta
+            hessian[..., dim:, :dim] -= pulled
+            corner = np.einsum("...ia,...ib->...ab", f[1], pulled)
+            corner -= np.einsum("...iab,...i->...ab", f[2], push)
+            if len(G) > 1:
+                cross = np.einsum("...ia,...ib->...ab", f[1], turned)
+                corner -= cross + np.swapaxes(cross, -1, -2)
+            hessian[..., :dim, :dim] += corner
     if order == 1:
         return value, gradient
-    hessian = np.empty((*theta.shape[:-1], 2 * dim, 2 * dim))
-    pulled = np.einsum("...ij,...ja->...ia", G[0], f[1]) / objective.eta  # G (d_a f) / eta
-    cross = np.einsum("...ia,...ib->...ab", f[1], turned)
-    hessian[..., dim:, dim:] = G[0] / objective.eta
-    hessian[..., dim:, :dim] = turned - pulled
-    hessian[..., :dim, dim:] = np.swapaxes(turned - pulled, -1, -2)
-    hessian[..., :dim, :dim] = (
-        np.einsum("...i,...ijab,...j->...ab", u, G[2], u) / (2 * objective.eta)
-        - cross
-        - np.swapaxes(cross, -1, -2)
-        - np.einsum("...iab,...i->...ab", f[2], push)
-        + np.einsum("...ia,...ib->...ab", f[1], pulled)
-        + objective.k * loss[2]
-    )
+    hessian[..., :dim, dim:] = np.swapaxes(hessian[..., dim:, :dim], -1, -2)
     return value, gradient, hessian
 
 
-def _field(
-    field: Field | None, theta: FloatArray, order: int, constant: FloatArray
-) -> list[FloatArray]:
-    """A field's derivatives at each point; those of an absent one are broadcast zeros."""
-    if field is not None:
-        return list(field.jet(theta, order))
-    dim = theta.shape[-1]
-    zeros = [np.zeros(constant.shape + (dim,) * n) for n in range(1, order + 1)]
-    return [np.broadcast_to(a, theta.shape[:-1] + a.shape) for a in [constant, *zeros]]
+def _derivatives(
+    field: Field | None, theta: FloatArray, order: int, absent: FloatArray | None
+) -> Any:
+    """The field and its derivatives; of a constant metric the value alone."""
+    if field is None:
+        return absent if absent is None else (absent,)
+    if isinstance(field, ConstantMetric):
+        return (field.G,)
+    return field.jet(theta, order)

@@ -24,6 +24,7 @@ class Status(enum.Enum):
     NOT_FINITE = (
         "The loss or its derivatives became NaN or infinite: the path is the best one so far."
     )
+    UNBOUNDED = "The cost falls without bound along the path: there may be no optimal one."
     INTERRUPTED = "Interrupted: the path is the best one so far."
 
     @property

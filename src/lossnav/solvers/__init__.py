@@ -2,6 +2,21 @@
 
 from lossnav.solvers.base import Method
 from lossnav.solvers.choose import solve
+from lossnav.solvers.collocation import Collocation
+from lossnav.solvers.direct import Direct
+from lossnav.solvers.receding import navigate
 from lossnav.solvers.riccati import Riccati
+from lossnav.solvers.ritz import Ritz
+from lossnav.solvers.sweeping import Policy, policy
 
-__all__ = ["Method", "Riccati", "solve"]
+__all__ = [
+    "Collocation",
+    "Direct",
+    "Method",
+    "Policy",
+    "Riccati",
+    "Ritz",
+    "navigate",
+    "policy",
+    "solve",
+]

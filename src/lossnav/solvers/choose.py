@@ -10,6 +10,7 @@ from lossnav import _checks
 from lossnav.objective import Objective
 from lossnav.solvers.base import Method
 from lossnav.solvers.riccati import Riccati
+from lossnav.solvers.ritz import Ritz
 from lossnav.trajectory import Trajectory
 
 
@@ -28,8 +29,8 @@ def solve(
         theta0: Start ``(D,)``.
         horizon: Time available, positive; infinite by default.
         end: Where the path must be at a finite horizon ``(D,)``; free if left out.
-        method: How to solve. By default the exact `Riccati`, which needs a quadratic loss, a
-            constant metric, an affine drift and the discount ``exp(-gamma t)``.
+        method: How to solve. By default the exact `Riccati` for a quadratic loss with a constant
+            metric, an affine drift and the discount ``exp(-gamma t)``, and `Ritz` for all else.
         tol: Relative accuracy to reach.
 
     Returns:
@@ -48,6 +49,8 @@ def solve(
     if not horizon > 0:
         raise ValueError(f"horizon is {horizon}, but it must be greater than zero.")
     stop = None if end is None else _checks.point("end", end, len(start))
-    return (method or Riccati()).solve(
+    if method is None:
+        method = Riccati() if objective.quadratic() is not None else Ritz()
+    return method.solve(
         objective, start, horizon=float(horizon), end=stop, tol=_checks.positive("tol", tol)
     )

@@ -1,0 +1,181 @@
+"""Where an optimal path may end on an infinite horizon, and what the rest of it costs from there.
+
+An end is a point at which resting is stationary: dl/dtheta + gamma dl/dv = 0 at v = 0, which is a
+minimum of the loss when there is no drift. Close to it the problem is quadratic, so the Riccati
+equation gives the cost of the whole future from any point near by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import linalg
+
+from lossnav._checks import FloatArray
+from lossnav.objective import Objective, QuadraticForm
+from lossnav.running import running_jet
+from lossnav.solvers.feedback import Feedback, feedback
+
+_SCALES = (0.0, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True)
+class End:
+    """A point to come to rest at.
+
+    Attributes:
+        theta: The point.
+        policy: The optimal policy of the quadratic problem around it.
+        slow: The slowest rate of approach.
+        fast: The fastest rate that a path near it can have.
+    """
+
+    theta: FloatArray
+    policy: Feedback
+    slow: float
+    fast: float
+
+
+def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
+    """The second-order picture of the running cost around ``(theta, v = 0)``, in units eta = k = 1."""
+    dim = len(theta)
+    value, slope, hessian = running_jet(objective, theta, np.zeros(dim))
+    M, C, A = hessian[dim:, dim:], hessian[dim:, :dim], hessian[:dim, :dim]
+    by_theta, by_v = slope[:dim], slope[dim:]
+    J, c = (-linalg.solve(M, side, assume_a="pos") for side in (C, by_v))
+    H = A + C.T @ J
+    return QuadraticForm(
+        H=(H + H.T) / 2, g=by_theta + C.T @ c, value=float(value + by_v @ c / 2), G=M, J=J, c=c,
+        center=theta, eta=1.0, k=1.0, gamma=objective.gamma,
+    )  # fmt: skip
+
+
+def end_at(objective: Objective, near: FloatArray) -> End:
+    """The end that a search from ``near`` finds.
+
+    Raises:
+        ValueError: There is none near by, or J is unbounded from it.
+    """
+    with np.errstate(all="ignore"):
+        theta = _rest_point(objective, near)
+    policy = feedback(quadratic_around(objective, theta))
+    rates = linalg.eigvals(policy.K).real
+    size = max(float(np.abs(rates).max()), 1e-300)
+    if rates.max() > 1e-9 * size:
+        raise ValueError(f"Paths leave the point {_short(theta)} again: it cannot be an end.")
+    decays = -rates[rates < -1e-7 * size]
+    slow = float(decays.min()) if len(decays) else 1.0
+    fast = float(np.abs(linalg.eigvals(policy.K)).max()) + objective.gamma
+    return End(theta, policy, slow, max(fast, slow))
+
+
+def _rest_point(objective: Objective, near: FloatArray) -> FloatArray:
+    """The point of rest that ``near`` leads to as the drift is brought in step by step."""
+    start, _ = _rest_condition(objective, near)
+    theta, share, step = near, 0.0, 1.0
+    while share < 1.0:
+        try:
+            theta = _root(objective, theta, (1 - min(share + step, 1.0)) * start)
+            share, step = min(share + step, 1.0), 2 * step
+        except ValueError:
+            step /= 2
+            if step < 1e-3:
+                raise ValueError(f"No point of rest was found near {_short(near)}.") from None
+    return theta
+
+
+def _rest_condition(objective: Objective, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What vanishes at a point of rest, dl/dtheta + gamma dl/dv at v = 0, and its Jacobian."""
+    dim = len(theta)
+    _, slope, hessian = running_jet(objective, theta, np.zeros(dim))
+    return (
+        slope[:dim] + objective.gamma * slope[dim:],
+        hessian[:dim, :dim] + objective.gamma * hessian[dim:, :dim],
+    )
+
+
+def _root(objective: Objective, near: FloatArray, target: FloatArray) -> FloatArray:
+    """Newton's method, damped by its residual, for the point where the condition equals ``target``."""
+    theta = near
+
+    def condition(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        value, jacobian = _rest_condition(objective, x)
+        return value - target, jacobian
+
+    residual, jacobian = condition(theta)
+    for _ in range(60):
+        if not (np.isfinite(residual).all() and np.isfinite(jacobian).all()):
+            break
+        move = -linalg.lstsq(jacobian, residual, cond=1e-13)[0]
+        if linalg.norm(move) <= 1e-14 * (1 + linalg.norm(theta)):
+            return theta
+        length = 1.0
+        while length > 1e-6:
+            new, new_jacobian = condition(theta + length * move)
+            if linalg.norm(new) < (1 - 1e-4 * length) * linalg.norm(residual):
+                break
+            length /= 2
+        else:
+            break
+        theta, residual, jacobian = theta + length * move, new, new_jacobian
+    size = linalg.norm(jacobian) * (1 + linalg.norm(theta)) if np.isfinite(jacobian).all() else 0.0
+    if not linalg.norm(residual) <= 1e-10 * max(size, 1e-300):
+        raise ValueError("no root")
+    return theta
+
+
+def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
+    """Minima of the loss that descent finds from many starts around ``theta0``, lowest first."""
+    dim = len(theta0)
+    rng = np.random.default_rng(0)
+    size = 1.0 + np.abs(theta0).max()
+    starts = [np.zeros((1, dim))]
+    for scale in _SCALES:
+        count = 1 if scale == 0 else (12 if dim <= 3 else 6)
+        starts.append(theta0 + scale * size * rng.normal(size=(count, dim)))
+    points = _descend(objective, np.concatenate(starts))
+    value, slope, _ = objective.loss.jet(points)
+    found: list[FloatArray] = []
+    for i in np.argsort(value):
+        near = any(linalg.norm(points[i] - x) <= 1e-5 * (1 + linalg.norm(x)) for x in found)
+        if (
+            np.isfinite(value[i])
+            and not near
+            and linalg.norm(slope[i]) <= 1e-6 * (1 + abs(value[i]))
+        ):
+            found.append(points[i])
+    return found[:most]
+
+
+def _descend(objective: Objective, points: FloatArray, iterations: int = 80) -> FloatArray:
+    """Newton steps along the absolute value of the curvature, for all points at once."""
+    value, slope, hessian = objective.loss.jet(points)
+    with np.errstate(all="ignore"):
+        for _ in range(iterations):
+            alive = np.isfinite(slope).all(-1) & np.isfinite(hessian).all((-1, -2))
+            h, Q = np.linalg.eigh(np.where(alive[:, None, None], hessian, np.eye(points.shape[1])))
+            h = np.maximum(np.abs(h), 1e-8 * np.abs(h).max(-1, keepdims=True) + 1e-12)
+            move = -np.einsum(
+                "nij,nj,nkj,nk->ni", Q, 1 / h, Q, np.where(alive[:, None], slope, 0.0)
+            )
+            longest = 1.0 + np.linalg.norm(points, axis=-1)
+            length = np.minimum(1.0, longest / np.maximum(np.linalg.norm(move, axis=-1), 1e-300))
+            new = objective.loss(points + length[:, None] * move)
+            for _ in range(30):
+                worse = ~(new <= value) & alive
+                if not worse.any():
+                    break
+                length = np.where(worse, length / 2, length)
+                new = objective.loss(points + length[:, None] * move)
+            better = (new <= value)[:, None] & alive[:, None]
+            points = np.where(better, points + length[:, None] * move, points)
+            value, slope, hessian = objective.loss.jet(points)
+            if (np.linalg.norm(move, axis=-1) <= 1e-12 * longest)[alive].all():
+                break
+    return points
+
+
+def _short(theta: FloatArray) -> str:
+    shown = ", ".join(f"{x:.4g}" for x in theta[:6])
+    return f"({shown}{', ...' if len(theta) > 6 else ''})"

@@ -1,0 +1,288 @@
+"""The general solver against exact solutions, other discretisations and the derived equations."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import lossnav as ln
+from lossnav.belief import adaptive, weight_uncertainty
+from lossnav.solvers.ends import end_at, minima, quadratic_around
+from lossnav.solvers.ritz import _rate
+from test_riccati import random_objective
+
+FIG1_END = (1.0574537707386316, 0.0)
+FIG1_J = 0.61943561774
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_error_is_honest_where_the_answer_is_known(seed):
+    """True error at most ten times the estimate, which meets the tolerance; finite and infinite."""
+    objective, theta0, _ = random_objective(2000 + seed)
+    for horizon in (math.inf, 1.7):
+        exact = ln.solve(objective, theta0, horizon)
+        path = ln.solve(objective, theta0, horizon, method=ln.Ritz())
+        gap = np.linalg.norm(path.velocity0 - exact.velocity0) / np.linalg.norm(exact.velocity0)
+        assert path.status.ok
+        assert path.error <= 1e-10
+        assert gap <= 10 * max(path.error, 1e-12)
+        if path.rest == pytest.approx(exact.rest):
+            assert abs(path.J - exact.J) <= 10 * max(path.error, 1e-12) * max(abs(exact.J), 1.0)
+
+
+@pytest.mark.parametrize("tol", [1e-4, 1e-7, 1e-10])
+def test_tolerance_is_met_and_bought(tol):
+    """A looser tolerance uses fewer points and still tells the truth."""
+    objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
+    path = ln.solve(objective, [-0.6, 0.55], 4.0, FIG1_END, tol=tol)
+    assert abs(path.J - FIG1_J) <= 10 * max(path.error, 1e-12)
+    assert path.error <= tol
+
+
+def test_fig1_with_few_points():
+    path = ln.solve(
+        ln.Objective(ln.DoubleWell(), gamma=0.1),
+        [-0.6, 0.55],
+        4.0,
+        FIG1_END,
+        method=ln.Ritz(elements=7),
+    )
+    assert len(path.t) <= 60
+    assert path.J == pytest.approx(FIG1_J, abs=1e-10)
+
+
+@pytest.mark.parametrize("power", [2, 4])
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
+def test_stiff_quadratics(power, gamma):
+    """Initial velocity to 1e-10 at a condition number of 1e4."""
+    rng = np.random.default_rng(power)
+    Q, _ = np.linalg.qr(rng.normal(size=(4, 4)))
+    objective = ln.Objective(ln.Quadratic((Q * np.logspace(0, power, 4)) @ Q.T), gamma=gamma)
+    theta0 = rng.normal(size=4)
+    exact, path = (ln.solve(objective, theta0, method=m) for m in (ln.Riccati(), ln.Ritz()))
+    assert path.velocity0 == pytest.approx(exact.velocity0, rel=1e-10)
+    t = np.linspace(0, 30, 50)
+    assert path.at(t) == pytest.approx(exact.at(t), abs=1e-6)
+
+
+LOSSES = {
+    "double well": (ln.DoubleWell(), 1.0, (-0.6, 0.55)),
+    "rosenbrock": (ln.Rosenbrock(2), 1.0, (-1.2, 1.0)),
+    "himmelblau": (ln.Himmelblau(), 0.05, (0.0, 0.0)),
+    "mueller-brown": (ln.MuellerBrown(), 0.05, (-0.8, 0.6)),
+    "quadratic": (ln.Quadratic([[2.0, 0.5], [0.5, 1.0]], minimum=[1.0, -0.5]), 1.0, (-1.0, 2.0)),
+}
+DRIFTS = {
+    "none": None,
+    "decay": ln.Decay(0.5),
+    "rotation": ln.Rotation(0.7),
+    "curved": ln.Drift(
+        lambda x: [0.5 * x[1] - 0.1 * x[0] ** 3 / (1 + x[0] ** 2), -0.4 * np.sin(x[0])]
+    ),
+}
+METRICS = {
+    "plain": None,
+    "constant": ln.ConstantMetric([[1.0, 0.3], [0.3, 0.5]]),
+    "curved": ln.Metric(
+        lambda x: [
+            [1 + 0.2 * x[1] ** 2, 0.1 * np.sin(x[0])],
+            [0.1 * np.sin(x[0]), 2 + np.cos(x[0])],
+        ]
+    ),
+}
+
+
+GAMMAS = (0.0, 0.1, 1.0, 10.0)
+KINDS = [
+    (*kind, GAMMAS[number % 4])  # all 240 are in benchmarks/every_problem.py
+    for number, kind in enumerate(itertools.product(LOSSES, DRIFTS, METRICS))
+]
+
+
+@pytest.mark.parametrize(("loss", "drift", "metric", "gamma"), KINDS)
+def test_every_kind_of_problem_obeys_its_equations(loss, drift, metric, gamma):
+    """Solved; and an ODE solver, given the derived equations and the found start, follows the path.
+
+    The equations run away from the path when stepped forwards, so this goes only as far as that
+    takes to reach a visible size.
+    """
+    from scipy.integrate import solve_ivp
+
+    landscape, k, start = LOSSES[loss]
+    objective = ln.Objective(
+        landscape, metric=METRICS[metric], drift=DRIFTS[drift], k=k, gamma=gamma
+    )
+    path = ln.solve(objective, start, method=ln.Ritz())
+    assert path.status.ok
+    assert path.error <= 1e-10
+    force = _acceleration(objective)
+    T = min(2.0 / _rate(objective, np.array(start)), path.t[-1])
+    flow = solve_ivp(
+        lambda t, y: [*y[2:], *force(*y)], (0, T), [*start, *path.velocity0],
+        rtol=1e-11, atol=1e-12, t_eval=np.linspace(0, T, 9), method="DOP853",
+    )  # fmt: skip
+    scale = np.abs(flow.y[:2]).max()
+    assert flow.y[:2].T == pytest.approx(path.at(flow.t), abs=1e-6 * scale)
+
+
+def _acceleration(objective):
+    import sympy
+
+    equations = ln.derive(objective)
+    symbols = [*equations.coordinates, *equations.velocities]
+    plain = sympy.symbols(f"x:{len(symbols)}")
+    names = equations.values | dict(zip(symbols, plain, strict=True))
+    mass, forcing = (part.xreplace(names).tolist() for part in (equations.mass, equations.forcing))
+    evaluate = sympy.lambdify(plain, [mass, forcing], "numpy", cse=True)
+
+    def force(*state):
+        M, F = evaluate(*state)
+        return np.linalg.solve(np.array(M, dtype=float), np.array(F, dtype=float))[:, 0]
+
+    return force
+
+
+@pytest.mark.parametrize(
+    ("gamma", "end"), [(0.0, 1.0575), (0.6, 1.0575), (0.73, -0.9304), (5.0, -0.9304)]
+)
+def test_the_best_basin_switches_with_the_discount(gamma, end):
+    path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=gamma), [-0.6, 0.55])
+    assert path.end[0] == pytest.approx(end, abs=1e-3)
+    if gamma in (0.6, 0.73):
+        assert len(path.candidates) == 1
+        assert path.candidates[0].J > path.J
+
+
+def test_a_near_tie_is_said():
+    """At gamma_c = 0.6646 both ends cost the same."""
+    path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=0.6646), [-0.6, 0.55])
+    assert path.status is ln.Status.NEAR_TIE
+    assert path.candidates[0].J == pytest.approx(path.J, rel=1e-4)
+
+
+def test_starting_on_a_maximum_leaves_it():
+    """L = (x^2 - 1)^2 from x = 0: resting there is stationary, yet both ways down are better."""
+    path = ln.solve(ln.Objective(ln.Expression("(x**2 - 1)**2", ["x"]), gamma=0.1), [0.0])
+    assert abs(path.end[0]) == pytest.approx(1.0)
+    assert abs(path.velocity0[0]) > 0.5
+    assert path.status is ln.Status.NEAR_TIE
+
+
+def test_a_flat_direction_stays_where_it_is():
+    path = ln.solve(ln.Objective(ln.Expression("(x**2 - 1)**2", ["x", "y"]), gamma=0.5), [2.0, 3.0])
+    assert path.status.ok
+    assert path.velocity0[1] == pytest.approx(0.0, abs=1e-12)
+    assert path.theta[:, 1] == pytest.approx(3.0)
+
+
+def test_a_given_end_is_used():
+    objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
+    path = ln.solve(objective, [-0.6, 0.55], method=ln.Ritz(ends=[(-0.9, 0.0)]))
+    assert path.end == pytest.approx([-0.9304029265558417, 0.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("wrap", ["torch", "jax"])
+def test_losses_by_autodiff(wrap):
+    def fn(x):
+        return (x[0] ** 2 - 1) ** 2 + x[1] ** 2 - x[0] / 2
+
+    loss = ln.TorchLoss(fn) if wrap == "torch" else ln.JaxLoss(fn)
+    formula = ln.solve(ln.Objective(ln.DoubleWell(), gamma=0.1), [-0.6, 0.55], 4.0, FIG1_END)
+    path = ln.solve(ln.Objective(loss, gamma=0.1), [-0.6, 0.55], 4.0, FIG1_END)
+    assert path.J == pytest.approx(formula.J, rel=1e-12)
+    assert path.velocity0 == pytest.approx(formula.velocity0, rel=1e-10)
+
+
+def test_general_discount_against_a_sum_over_steps():
+    """D(t) = (1 + t)^-2: Richardson's limit of the midpoint sums."""
+    objective = ln.Objective(ln.DoubleWell(), discount=lambda t: (1 + t) ** -2)
+    path = ln.solve(objective, [-0.6, 0.55], 3.0, (1.0, 0.0))
+    sums = [
+        ln.Discrete(objective, n, 3.0 / n, "midpoint").minimise([-0.6, 0.55], (1.0, 0.0))[1]
+        for n in (400, 800)
+    ]
+    assert path.J == pytest.approx((4 * sums[1] - sums[0]) / 3, rel=1e-8)
+    with pytest.raises(ValueError, match="general discount needs a finite horizon"):
+        ln.solve(objective, [-0.6, 0.55])
+
+
+def test_uncertain_weights_settle_at_their_balance():
+    """App. I: v approaches 1/(k H_ii)."""
+    k, H = 2.0, np.array([[4.0, 1.0], [1.0, 0.5]])
+    objective = weight_uncertainty(ln.Quadratic(H, minimum=[1.0, -1.0]), k=k, gamma=0.5)
+    path = ln.solve(objective, [0.0, 0.0, 1.0, 0.5], method=ln.Ritz(ends=[(1.0, -1.0, 1 / 8, 1.0)]))
+    assert path.status.ok
+    assert path.end == pytest.approx([1.0, -1.0, 1 / (k * 4.0), 1 / (k * 0.5)], rel=1e-9)
+    assert (path.theta[:, 2:] > 0).all()
+
+
+def test_beliefs_are_solved_over_a_finite_time():
+    objective = adaptive([0.3], sigma=(0.5, 0.5), alpha=(0.2, 0.2), gamma=1.0)
+    path = ln.solve(objective, [0.0, 0.0, 0.5], 2.0)
+    direct = ln.Discrete(objective, 800, 2.0 / 800, "midpoint").minimise([0.0, 0.0, 0.5])[1]
+    assert path.status.ok
+    assert path.J == pytest.approx(direct, rel=1e-5)
+
+
+def test_the_picture_around_an_end_is_its_second_order():
+    objective = ln.Objective(
+        ln.DoubleWell(), metric=METRICS["curved"], drift=DRIFTS["curved"], gamma=0.4
+    )
+    end = end_at(objective, minima(objective, np.array([0.5, 0.5]))[0])
+    form = quadratic_around(objective, end.theta)
+    rng = np.random.default_rng(0)
+    x, v = rng.normal(size=(2, 2))
+
+    def gap(h):
+        true = objective.kinetic(end.theta + h * x, h * v) + objective.potential(end.theta + h * x)
+        u = h * v - form.J @ (h * x) - form.c
+        model = u @ form.G @ u / 2 + form.g @ (h * x) + h**2 * x @ form.H @ x / 2 + form.value
+        return abs(true - model)
+
+    assert np.log2(gap(2e-2) / gap(1e-2)) == pytest.approx(3.0, abs=0.3)
+
+
+def test_iteration_limit_and_bad_numbers_end_with_a_status():
+    objective = ln.Objective(ln.Rosenbrock(2))
+    path = ln.solve(objective, [-1.2, 1.0], 2.0, (1.0, 1.0), method=ln.Ritz(iterations=1))
+    assert path.status is ln.Status.ITERATIONS
+    assert np.isfinite(path.theta).all()
+    log = ln.Objective(ln.Expression("log(x) + x**2", ["x"]))
+    path = ln.solve(log, [1.0], 2.0, [-1.0])
+    assert path.status is ln.Status.NOT_FINITE
+    assert not path.status.ok
+
+
+def test_interrupt_returns_the_best_path_so_far(monkeypatch):
+    from lossnav.solvers import newton
+
+    calls = itertools.count()
+
+    def interrupted(*args, **kwargs):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    original = newton.newton_step
+    monkeypatch.setattr(newton, "newton_step", interrupted)
+    path = ln.solve(ln.Objective(ln.Rosenbrock(2)), [-1.2, 1.0], 2.0, (1.0, 1.0))
+    assert path.status is ln.Status.INTERRUPTED
+    assert np.isfinite(path.theta).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ln.Ritz(degree=1), "degree is 1"),
+        (lambda: ln.solve(ln.Objective(ln.DoubleWell()), [0.0, 0.0], end=[1.0, 0.0]), "needs a finite horizon"),
+        (lambda: ln.solve(ln.Objective(ln.Expression("x**3 + x", ["x"])), [1.0]), "No end for an endless path"),
+        (
+            lambda: ln.solve(ln.Objective(ln.DoubleWell(), metric=lambda x: [[x[0], 0], [0, 1]]), [-1.0, 0.0], 1.0),
+            "metric is not positive definite at",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
