@@ -11,7 +11,7 @@ from scipy import linalg
 
 import lossnav as ln
 from lossnav.discrete import Discrete
-from lossnav.solvers import sweeping
+from lossnav.solvers import _grid, _level, _sweep_numpy, sweeping
 
 BOX = [(-1.6, 1.8), (-1.2, 1.2)]
 H, CENTER = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([0.1, -0.05])
@@ -20,7 +20,7 @@ TURN = np.array([[0.0, -1.0], [1.0, 0.0]])
 
 
 def without_numba(monkeypatch):
-    monkeypatch.setattr(sweeping, "_kernels", lambda: (sweeping._relax, sweeping._carry))
+    monkeypatch.setattr(_level, "kernels", lambda: (_sweep_numpy.relax, _sweep_numpy.carry))
 
 
 def exact(G, J, *, eta, k, gamma):
@@ -234,12 +234,12 @@ def test_a_machine_without_numba_still_has_a_policy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, "lossnav.solvers._sweep", raising=False)
     monkeypatch.delattr("lossnav.solvers._sweep", raising=False)
-    sweeping._kernels.cache_clear()
+    _level.kernels.cache_clear()
     try:
-        assert sweeping._kernels() == (sweeping._relax, sweeping._carry)
+        assert _level.kernels() == (_sweep_numpy.relax, _sweep_numpy.carry)
         found = ln.policy(ln.Objective(ln.Quadratic([1.0, 4.0])), [(-1, 1), (-1, 1)], 41)
     finally:
-        sweeping._kernels.cache_clear()
+        _level.kernels.cache_clear()
     assert found.at([0.5, 0.5])[0] == pytest.approx(0.375, abs=1e-3)
 
 
@@ -382,7 +382,7 @@ def test_selling_writes_a_metric_as_a_sum_over_grid_steps():
     rng = np.random.default_rng(1)
     root = rng.normal(size=(200, 2, 2)) * np.array([1.0, 30.0])
     D = root @ root.transpose(0, 2, 1)
-    rho, ways = sweeping._selling(D)
+    rho, ways = _grid._selling(D)
     assert (rho >= 0).all()
     assert np.einsum("pd,pdi,pdj->pij", rho, ways, ways) == pytest.approx(D, rel=1e-9, abs=1e-9)
     for steps in ways:

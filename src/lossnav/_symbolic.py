@@ -9,6 +9,7 @@ common subexpressions.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -202,31 +203,80 @@ class Jet:
         return value, first, second
 
     @cached_property
-    def _routines(self) -> dict[int, Callable[..., Any]]:
+    def bent(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the Hessian that are not always zero, on and above its diagonal."""
+        pairs = np.array([index[-2:] for index in self.terms[2]], dtype=int).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    @cached_property
+    def _routines(self) -> dict[int, _Routine]:
         return {}
 
-    def _routine(self, order: int) -> Callable[..., Any]:
+    def _compact(self, theta: FloatArray, order: int) -> tuple[_Routine, FloatArray]:
+        """The entries that are not always zero, one row each, at points ``(M, D)``."""
         if order not in self._routines:
-            wanted = list(itertools.chain(*(t.values() for t in self.terms[: order + 1])))
-            plain = [sympy.Symbol(f"x{i}") for i in range(len(self.symbols))]
-            renamed = dict(zip(self.symbols, plain, strict=True))
-            wanted = [w.xreplace(renamed) for w in wanted]
-            self._routines[order] = sympy.lambdify(plain, wanted, modules="numpy", cse=True)
-        return self._routines[order]
+            self._routines[order] = _Routine(self.terms[: order + 1], self.symbols)
+        routine = self._routines[order]
+        return routine, routine(theta)
+
+    def sparse(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of a scalar at points ``(M, D)``: value, gradient, and the Hessian's entries `bent`."""
+        routine, rows = self._compact(theta, 2)
+        first, last = routine.start[2], routine.start[3]
+        dim = (len(self.symbols),)
+        return routine.fill(rows, 0, ()), routine.fill(rows, 1, dim), rows[first:last].T
 
     def __call__(self, theta: FloatArray, order: int = 0) -> tuple[FloatArray, ...]:
         """The array and its derivatives up to ``order`` at points of shape ``(..., D)``."""
-        dim, shape = len(self.symbols), self.entries.shape
-        batch = theta.shape[:-1]
-        columns = theta.reshape(-1, dim).T
-        with np.errstate(all="ignore"):
-            computed = iter(self._routine(order)(*columns))
+        dim = len(self.symbols)
+        routine, rows = self._compact(theta.reshape(-1, dim), order)
         results = []
         for depth in range(order + 1):
-            out = np.zeros(shape + (dim,) * depth + columns.shape[1:])
-            for index in self.terms[depth]:
-                out[index] = next(computed)
-                if depth == 2:
-                    out[(*index[:-2], index[-1], index[-2])] = out[index]
-            results.append(np.moveaxis(out, -1, 0).reshape(batch + out.shape[:-1]))
+            shape = self.entries.shape + (dim,) * depth
+            results.append(routine.fill(rows, depth, shape).reshape(theta.shape[:-1] + shape))
         return tuple(results)
+
+
+class _Routine:
+    """Compiled entries of an array and its derivatives; numbers among them are not computed again."""
+
+    def __init__(
+        self,
+        terms: Sequence[Mapping[tuple[int, ...], sympy.Expr]],
+        symbols: Sequence[sympy.Symbol],
+    ) -> None:
+        wanted = list(itertools.chain(*(t.values() for t in terms)))
+        self.start = [0, *itertools.accumulate(len(t) for t in terms)]
+        self.indices = [list(t) for t in terms]
+        self.places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.numbers = np.array([float(w) if w.is_Number else 0.0 for w in wanted])[:, None]
+        self.varying = [row for row, w in enumerate(wanted) if not w.is_Number]
+        plain = [sympy.Symbol(f"x{i}") for i in range(len(symbols))]
+        renamed = dict(zip(symbols, plain, strict=True))
+        formulas = [wanted[row].xreplace(renamed) for row in self.varying]
+        self.compute = sympy.lambdify(plain, formulas, modules="numpy", cse=True)
+
+    def __call__(self, theta: FloatArray) -> FloatArray:
+        columns = np.ascontiguousarray(theta.T)
+        rows = np.empty((len(self.numbers), len(theta)))
+        rows[:] = self.numbers
+        with np.errstate(all="ignore"):
+            computed = self.compute(*columns)
+        for row, values in zip(self.varying, computed, strict=True):
+            rows[row] = values
+        return rows
+
+    def fill(self, rows: FloatArray, depth: int, shape: tuple[int, ...]) -> FloatArray:
+        """The full array of a depth ``(M, *shape)``, with the Hessian's lower half."""
+        if depth not in self.places:
+            indices = self.indices[depth]
+            sources = list(range(self.start[depth], self.start[depth + 1]))
+            if depth == 2:
+                indices = indices + [(*i[:-2], i[-1], i[-2]) for i in indices]
+                sources *= 2
+            flat = [int(np.ravel_multi_index(i, shape)) if shape else 0 for i in indices]
+            self.places[depth] = np.array(flat, dtype=int), np.array(sources, dtype=int)
+        flat, sources = self.places[depth]
+        out = np.zeros((rows.shape[1], math.prod(shape)))
+        out[:, flat] = rows.T[:, sources]
+        return out.reshape(-1, *shape)

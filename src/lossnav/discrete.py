@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +23,9 @@ from scipy import linalg
 
 from lossnav import _checks
 from lossnav._checks import FloatArray
-from lossnav.chain import solve_chain
+from lossnav.chain import Band, solve_chain
+from lossnav.geometry import ConstantMetric
+from lossnav.landscapes import Function, Loss
 from lossnav.objective import Objective
 from lossnav.running import running_jet
 
@@ -129,50 +132,168 @@ class Discrete:
         points = start + np.linspace(0, 1, self.steps + 1)[:, None] * (stop - start)
         if guess is not None:
             points[1:-1] = _checks.finite_array("guess", guess, ndim=2)[1:-1]
-        free = slice(1, None if end is None else -1)
-        cost, slope, hessian = self._sum(points, 2)
+        moving = 1 if end is None else 0
+        free = slice(1, self.steps + moving)
+        chain = (_Plain if _is_plain(self.objective) else _Chain)(self, len(start), free)
+        cost, slope, hessian = chain.jet(points)
         for _ in range(iterations):
-            move = _descent(hessian, slope, free)
-            decrease = -float(np.sum(move * slope))
-            if decrease <= 1e-15 * abs(cost) or not math.isfinite(cost):
+            if not math.isfinite(cost):
                 break
-            length = 1.0
-            while not self._sum(points + length * move, 0)[0] <= cost - 1e-4 * length * decrease:
+            move = _descent(chain, hessian, slope[free])
+            decrease = -float(np.vdot(move, slope[free]))
+            if decrease <= 1e-15 * abs(cost):
+                break
+            length, before = 1.0, points
+            while True:
+                points = before.copy()
+                points[free] += length * move
+                # The full step is nearly always taken, so its derivatives are at once worked out too.
+                trial = chain.jet(points)
+                if trial[0] <= cost - 1e-4 * length * decrease:
+                    break
                 length /= 2
                 if length < 1e-10:
-                    return points, float(cost)
-            points = points + length * move
-            cost, slope, hessian = self._sum(points, 2)
+                    return before, float(cost)
+            cost, slope, hessian = trial
         return points, float(cost)
 
     def _sum(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
         """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)`` in its two ends."""
-        share = 0.0 if self.rule == "left" else 0.5
-        at = points[:-1] + share * np.diff(points, axis=0)
-        jets = running_jet(self.objective, at, np.diff(points, axis=0) / self.dt, order)
-        weight = self.dt * self.objective.discount_at(self.t[:-1] + share * self.dt)
+        late, step = self._late, points[1:] - points[:-1]
+        early, dim = 1 - late, points.shape[1]
+        jets = running_jet(self.objective, points[:-1] + late * step, step / self.dt, order)
+        weight = self._weight
         results = [weight @ jets[0]]
-        dim = points.shape[1]
-        one = np.eye(dim)
-        ends = np.block([[(1 - share) * one, share * one], [-one / self.dt, one / self.dt]])
         if order >= 1:
-            each = weight[:, None] * (jets[1] @ ends)
+            each = weight[:, None] * jets[1]
+            place, pace = each[:, :dim], each[:, dim:] / self.dt
             slope = np.zeros_like(points)
-            slope[:-1] += each[:, :dim]
-            slope[1:] += each[:, dim:]
+            slope[:-1] = early * place - pace
+            slope[1:] += late * place + pace
             results.append(slope)
         if order >= 2:
-            results.append(weight[:, None, None] * (ends.T @ jets[2] @ ends))
+            bend = weight[:, None, None] * jets[2]
+            place, pace = bend[:, :dim, :dim], bend[:, dim:, dim:] / self.dt**2
+            mixed = bend[:, :dim, dim:] / self.dt
+            both = mixed + mixed.swapaxes(1, 2)
+            hessian = np.empty_like(bend)
+            hessian[:, :dim, :dim] = early**2 * place - early * both + pace
+            hessian[:, dim:, dim:] = late**2 * place + late * both + pace
+            cross = early * late * place + early * mixed - late * mixed.swapaxes(1, 2) - pace
+            hessian[:, :dim, dim:] = cross
+            hessian[:, dim:, :dim] = cross.swapaxes(1, 2)
+            results.append(hessian)
         return tuple(results)
 
+    @property
+    def _late(self) -> float:
+        """The share of a step's end in the point where its cost is taken."""
+        return 0.0 if self.rule == "left" else 0.5
 
-def _descent(hessian: FloatArray, slope: FloatArray, free: slice) -> FloatArray:
+    @cached_property
+    def _weight(self) -> FloatArray:
+        return self.dt * self.objective.discount_at(self.t[:-1] + self._late * self.dt)
+
+
+class _Chain:
+    """J along a path with its derivatives, and Newton's equations: any metric and drift."""
+
+    def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
+        self.plan, self.free = plan, free
+        self.one = np.eye(2 * dim)
+
+    def jet(self, points: FloatArray) -> Any:
+        return self.plan.jet(points, 2)
+
+    def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
+        right = np.zeros((self.plan.steps + 1, side.shape[1]))
+        right[self.free] = side
+        return solve_chain(hessian + shift * self.one, right, self.free)[self.free]
+
+    def size(self, hessian: Any) -> float:
+        return float(np.abs(hessian).max())
+
+
+class _Plain:
+    """The same where motion costs the same everywhere, which leaves the Hessian's zeros in place."""
+
+    def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
+        self.plan, self.free, self.loss = plan, free, plan.objective.loss
+        metric = plan.objective.metric
+        self.G = np.eye(dim) if metric is None else metric(np.zeros(dim))
+        self.early, self.late = 1 - plan._late, plan._late
+        self.potential = plan.objective.k * plan._weight[:, None]
+        self.kinetic = plan._weight[:, None] / (plan.objective.eta * plan.dt**2)
+        bent = _bent(self.loss, dim)
+        mask = self.G != 0
+        mask[bent] = True
+        rows, cols = np.nonzero(np.triu(mask))
+        number = np.empty((dim, dim), dtype=int)
+        number[rows, cols] = np.arange(len(rows))
+        self.at = number[bent]
+        links = np.nonzero(mask | mask.T if self.late else self.G)
+        self.at_link = number[np.minimum(*links), np.maximum(*links)]
+        pull = self.kinetic * self.G[rows, cols]
+        self.own = np.zeros((plan.steps + 1, len(rows)))
+        self.own[:-1] = pull
+        self.own[1:] += pull
+        self.link = -(self.kinetic * self.G[links])[free.start : free.stop - 1]
+        self.diagonal = rows == cols
+        self.band = Band(free.stop - free.start, dim, (rows, cols), links)
+
+    def jet(self, points: FloatArray) -> Any:
+        step = points[1:] - points[:-1]
+        value, g, bends = _sparse_jet(self.loss, points[:-1] + self.late * step)
+        pace = self.kinetic * (step @ self.G)
+        cost = np.vdot(step, pace) / 2 + np.vdot(self.potential, value)
+        slope = np.zeros_like(points)
+        place = self.potential * g
+        slope[:-1] = self.early * place - pace
+        slope[1:] += self.late * place + pace
+        return cost, slope, self.potential * bends
+
+    def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
+        own, link = self.own.copy(), self.link
+        own[:-1, self.at] += self.early**2 * hessian
+        if self.late:
+            own[1:, self.at] += self.late**2 * hessian
+            full = np.zeros((len(hessian), own.shape[1]))
+            full[:, self.at] = self.early * self.late * hessian
+            link = link + full[self.free.start : self.free.stop - 1, self.at_link]
+        own = own[self.free]
+        if shift:
+            own[:, self.diagonal] += 2 * shift
+        return self.band.solve(own, link, side)
+
+    def size(self, hessian: Any) -> float:
+        return float(np.abs(self.own).max() / 2 + np.abs(hessian).max(initial=0.0))
+
+
+def _is_plain(objective: Objective) -> bool:
+    return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
+
+
+def _bent(loss: Loss, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the loss's Hessian, on and above the diagonal, that may differ from zero."""
+    if isinstance(loss, Function):
+        return loss._jet.bent
+    return np.triu_indices(dim)
+
+
+def _sparse_jet(loss: Loss, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    if isinstance(loss, Function):
+        return loss._jet.sparse(theta)
+    value, g, H = loss.jet(theta)
+    return value, g, H[:, *_bent(loss, theta.shape[1])]
+
+
+def _descent(chain: _Chain | _Plain, hessian: Any, slope: FloatArray) -> FloatArray:
     """Newton's step on the free points; a growing multiple of the diagonal where J bends down."""
-    one = np.eye(hessian.shape[-1])
-    shift, size = 0.0, float(np.abs(hessian).max())
+    shift, size = 0.0, 0.0
     for _ in range(40):
         try:
-            return solve_chain(hessian + shift * one, -slope, free)
+            return chain.solve(hessian, -slope, shift)
         except linalg.LinAlgError:
+            size = size or chain.size(hessian)
             shift = max(4 * shift, 1e-4 * size)
     raise linalg.LinAlgError("The Hessian of J is not finite.")

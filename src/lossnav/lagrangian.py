@@ -30,6 +30,9 @@ from lossnav.objective import Objective
 MAX_OPERATIONS = 250
 """An expression of more operations is left as it is: tidying it would cost more than it tells."""
 
+MAX_KINDS = 12
+"""Symbols, and functions counted twice, up to which common factors are cancelled."""
+
 _LETTERS = {letter.name: letter for letter in (ETA, K, GAMMA)}
 
 
@@ -188,7 +191,10 @@ def tidy(expr: sympy.Expr) -> sympy.Expr:
     expanded = sympy.expand(expr)
     forms = list(dict.fromkeys([expr, expanded, sympy.expand_mul(expr, deep=False)]))
     forms[1:1] = [sympy.factor_terms(form) for form in forms]
-    if not expr.has(sympy.Float):  # polynomial division by rounded numbers may invent remainders
+    # Polynomial division by rounded numbers may invent remainders, and with many kinds of terms
+    # it may take for ever.
+    kinds = len(expr.free_symbols) + 2 * len(expr.atoms(sympy.Function) - expr.atoms(AppliedUndef))
+    if not expr.has(sympy.Float) and kinds <= MAX_KINDS:
         forms.append(sympy.factor_terms(sympy.cancel(expr)))
     return min(forms, key=_length)
 

@@ -2,7 +2,7 @@
 
 Nodes are numbered row by row, and each has a small table of neighbours. The value at a node is
 improved in place, in four alternating orders, so that each order carries the value along every
-path that heads its way. `sweeping` holds the same update in NumPy; both have one fixed point.
+path that heads its way. `_sweep_numpy` holds the same update in NumPy; both have one fixed point.
 """
 
 from __future__ import annotations

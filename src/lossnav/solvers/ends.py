@@ -153,7 +153,7 @@ def _descend(objective: Objective, points: FloatArray, iterations: int = 80) -> 
     value, slope, hessian = objective.loss.jet(points)
     with np.errstate(all="ignore"):
         for _ in range(iterations):
-            alive = np.isfinite(slope).all(-1) & np.isfinite(hessian).all((-1, -2))
+            alive = np.asarray(np.isfinite(slope).all(-1) & np.isfinite(hessian).all((-1, -2)))
             h, Q = np.linalg.eigh(np.where(alive[:, None, None], hessian, np.eye(points.shape[1])))
             h = np.maximum(np.abs(h), 1e-8 * np.abs(h).max(-1, keepdims=True) + 1e-12)
             move = -np.einsum(

@@ -92,13 +92,21 @@ class Mesh:
         """The path at times ``t`` of any shape within the mesh."""
         where = np.clip(np.searchsorted(self.edges, t, side="right") - 1, 0, len(self.widths) - 1)
         inside = 2 * (t - self.edges[where]) / self.widths[where] - 1
-        coefficients = np.einsum("mp,epd->emd", self.reference.modes, self.local(points))
-        basis = legendre.legvander(inside, self.degree)
+        coefficients = self.reference.modes @ self.local(points)
+        basis = legendre.legvander(inside, self.degree).reshape(*np.shape(t), self.degree + 1)
         return np.einsum("...m,...md->...d", basis, coefficients[where])
+
+    def velocity(self, points: FloatArray) -> FloatArray:
+        """The velocity at the points ``(E p + 1, D)``; where elements meet, that of the later one."""
+        p = self.degree
+        slopes = 2 * legendre.legvander(2 * self.reference.points - 1, p - 1)
+        slopes = slopes @ legendre.legder(np.eye(p + 1), axis=0) @ self.reference.modes
+        each = slopes @ self.local(points) / self.widths[:, None, None]
+        return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), each[-1, -1:]])
 
     def roughness(self, points: FloatArray) -> FloatArray:
         """How much of each element lies in its two highest modes ``(E,)``: small where resolved."""
-        coefficients = np.einsum("mp,epd->emd", self.reference.modes, self.local(points))
+        coefficients = self.reference.modes @ self.local(points)
         return np.abs(coefficients[:, -2:]).max(axis=(1, 2))
 
     def split(self, chosen: np.ndarray) -> Mesh:

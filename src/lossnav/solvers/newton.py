@@ -52,7 +52,7 @@ class Task:
         weight = ref.weights * mesh.widths[:, None] * self.objective.discount_at(mesh.gauss_t)
         dim = points.shape[1]
         after = self._after(mesh.edges[-1], points[-1])
-        results = [np.sum(weight * (jets[0] - self.rest)) + after[0]]
+        results: list[FloatArray] = [np.asarray(np.sum(weight * (jets[0] - self.rest)) + after[0])]
         if order >= 1:
             by_theta, by_v = (weight[..., None] * jets[1][..., part] for part in _halves(dim))
             gradient = mesh.gather(ref.value.T @ by_theta + ref.slope.T @ by_v / h)

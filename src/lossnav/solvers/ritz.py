@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +44,7 @@ class Ritz(Method):
         degree: Degree of the polynomials.
         elements: How many equal elements to use on a finite horizon, without any adaptation.
         ends: Points near which to look for ends; found by descent if left out.
+        guess: A path ``t -> theta`` to start from, besides those that are tried anyway.
         iterations: The most Newton steps on one mesh.
         rounds: The most refinements.
 
@@ -58,6 +59,7 @@ class Ritz(Method):
     degree: int = 8
     elements: int | None = None
     ends: Sequence[Sequence[float]] | None = None
+    guess: Callable[[FloatArray], FloatArray] | None = None
     iterations: int = 100
     rounds: int = 12
 
@@ -116,7 +118,13 @@ class Ritz(Method):
             raise ValueError(
                 f"No end for an endless path was found: {why} Give ends or a finite horizon."
             )
-        return _best(_distinct(found))
+        best = _best(_distinct(found))
+        if best.status is Status.UNBOUNDED:
+            raise ValueError(
+                "J is unbounded below: the cost falls without end along paths that run away. Bound "
+                "the loss from below, or use a finite horizon."
+            )
+        return best
 
     def _near(self, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
         if self.ends is not None:
@@ -136,8 +144,12 @@ class Ritz(Method):
             guesses = [end.theta + np.exp(-end.slow * mesh.t)[:, None] * (theta0 - end.theta)]
             if objective.drift is not None:  # it may pay to go round
                 guesses.append(theta0 + end.policy.displacement(theta0, mesh.t))
+            if self.guess is not None:
+                guesses.append(self.guess(mesh.t))
             tries = [minimise(task, mesh, guess, self.iterations) for guess in guesses]
             result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
+            if _waits(result, end, ends):
+                break
             if _arrived(result, end) or result.status is Status.INTERRUPTED:
                 result, error = self._refine(task, result, tol, stretch=1.5)
                 return _trajectory(task, result, error)
@@ -186,7 +198,7 @@ class Ritz(Method):
             rate = max(rate, _rate(objective, end))
         count = self.elements or min(max(4, math.ceil(T * rate / 2)), 400)
         mesh = Mesh(np.linspace(0, T, count + 1), self.degree if self.elements else 3)
-        found = []
+        found: list[Minimum] = []
         for points in self._guesses(objective, theta0, mesh, end):
             result = minimise(task, mesh, points, self.iterations)
             if not any(abs(result.J - other.J) <= 1e-7 * abs(other.J) for other in found):
@@ -204,10 +216,11 @@ class Ritz(Method):
         self, objective: Objective, theta0: FloatArray, mesh: Mesh, end: FloatArray | None
     ) -> list[FloatArray]:
         share = (mesh.t / mesh.edges[-1])[:, None]
+        own = [] if self.guess is None else [self.guess(mesh.t)]
         if end is not None:
-            return [theta0 + share * (end - theta0)]
+            return [theta0 + share * (end - theta0), *own]
         pace = 1 - np.exp(-4 * share)
-        guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()]
+        guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy(), *own]
         guesses += [theta0 + pace * (x - theta0) for x in self._near(objective, theta0)[:4]]
         if objective.gamma:
             guesses.append(_slow_flow(objective, theta0, mesh.t))
@@ -240,7 +253,8 @@ class Ritz(Method):
             if previous is not None:
                 error = _difference(task, new, result)
             if new.status is not Status.CONVERGED:
-                return (new if new.J <= result.J else result), max(error, 1e-6)
+                best = replace(new if new.J <= result.J else result, status=new.status)
+                return best, math.inf
             previous, result = result, new
             if error <= tol:
                 return result, max(error, 1e-15)
@@ -284,6 +298,16 @@ def _arrived(result: Minimum, end: End) -> bool:
     half = speeds[np.searchsorted(result.mesh.t, result.mesh.edges[-1] / 2)]
     most = max(float(speeds.max()), 1e-300)
     return bool((speeds[-1] <= 0.05 * most and half <= 0.5 * most) or most <= 1e-12)
+
+
+def _waits(result: Minimum, end: End, ends: Sequence[End]) -> bool:
+    """Whether the path rests at another end first: it then costs what resting there costs."""
+    for other in ends:
+        if other is not end:
+            near = linalg.norm(result.points - other.theta, axis=-1)
+            if near[1:].min() <= 1e-3 * (1 + linalg.norm(other.theta)) < near[0]:
+                return True
+    return False
 
 
 def _slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
@@ -344,7 +368,7 @@ def _difference(task: Task, new: Minimum, old: Minimum) -> float:
 
 def _trajectory(task: Task, result: Minimum, error: float) -> Trajectory:
     objective, mesh, points = task.objective, result.mesh, result.points
-    slopes = np.gradient(points, mesh.t, axis=0, edge_order=2) if len(mesh.t) > 2 else points * 0
+    slopes = mesh.velocity(points)
     slopes[0] = _velocity0(task, result)
     T = float(mesh.edges[-1])
 
@@ -396,7 +420,7 @@ def _best(paths: list[Trajectory]) -> Trajectory:
     """The path of least J, with the others as its candidates; a near tie is said in the status."""
     # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
     ranked = sorted(paths, key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
-    best, others = ranked[0], tuple(ranked[1:])
+    best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
     tie = (
         others
         and abs(others[0].rest - best.rest) <= 1e-9
