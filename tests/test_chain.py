@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossnav.chain import solve_chain
+from lossnav.chain import Band, solve_chain
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 16, 17, 24])
@@ -29,3 +29,27 @@ def test_an_indefinite_chain_is_refused(dim):
     blocks[1, 0, 0] = -5.0
     with pytest.raises(np.linalg.LinAlgError):
         solve_chain(blocks, np.ones((4, dim)), slice(0, None))
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 3), (2, 3), (9, 4), (3, 12), (4, 30)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_chain_with_zeros_against_dense(count, dim, tied):
+    """Numbered by point or by coordinate; neighbours tied by each coordinate alone, or by more."""
+    rng = np.random.default_rng(count + dim)
+    mask = np.abs(np.subtract.outer(np.arange(dim), np.arange(dim))) <= 1
+    pairs, links = np.nonzero(np.triu(mask)), np.nonzero(mask if tied else np.eye(dim))
+    own = rng.normal(size=(count, len(pairs[0]))) + 10 * (pairs[0] == pairs[1])
+    link = rng.normal(size=(count - 1, len(links[0])))
+    side = rng.normal(size=(count, dim))
+    dense = np.zeros((count, dim, count, dim))
+    for t in range(count):
+        dense[t, pairs[0], t, pairs[1]] = dense[t, pairs[1], t, pairs[0]] = own[t]
+        if t + 1 < count:
+            dense[t, links[0], t + 1, links[1]] = dense[t + 1, links[1], t, links[0]] = link[t]
+    expected = np.linalg.solve(dense.reshape(side.size, -1), side.ravel())
+    band = Band(count, dim, pairs, links)
+    assert band.width < 2 * dim
+    assert band.solve(own, link, side).ravel() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    own[0, 0] = -1.0
+    with pytest.raises(np.linalg.LinAlgError):
+        band.solve(own, link, side)

@@ -99,6 +99,35 @@ def test_k_step_minimum(rule, end):
     assert inner.ravel() == pytest.approx(found.x, abs=1e-4)
 
 
+@pytest.mark.parametrize("end", [None, np.full(5, 0.9)])
+@pytest.mark.parametrize("rule", ["left", "midpoint"])
+@pytest.mark.parametrize(
+    ("metric", "loss"),
+    [
+        (None, ln.Rosenbrock(5)),
+        (np.diag([1.0, 2.0, 3.0, 4.0, 5.0]) + 0.3, ln.Rosenbrock(5)),
+        (None, ln.Function(lambda x: np.sum(x) ** 2 + np.sum(x[:2] ** 4 - x[:2] ** 2), list("abcde"))),
+        (None, ln.Quadratic(np.arange(25).reshape(5, 5) @ np.arange(25).reshape(5, 5).T / 500)),
+    ],
+)  # fmt: skip
+def test_plain_motion_takes_a_shorter_way_to_the_same_minimum(metric, loss, rule, end):
+    """Against the general way, to which a drift of zero leads; fewer points than coordinates too."""
+    start = np.linspace(-1, 1, 5)
+    for steps in (3, 12):
+        short = ln.Objective(loss, metric, eta=0.3, k=0.7, gamma=0.5)
+        long = ln.Objective(
+            loss, metric, ln.LinearDrift(np.zeros((5, 5))), eta=0.3, k=0.7, gamma=0.5
+        )
+        plans = [Discrete(objective, steps, 0.3 / steps, rule) for objective in (short, long)]
+        found = [plan.minimise(start, end) for plan in plans]
+        assert found[0][1] == pytest.approx(found[1][1], rel=1e-13)
+        assert found[0][0] == pytest.approx(found[1][0], abs=1e-7)
+        assert plans[1].J(found[0][0]) == pytest.approx(found[0][1], rel=1e-13)
+        jets = [plan.jet(found[0][0]) for plan in plans]
+        for one, other in zip(*jets, strict=True):
+            assert one == pytest.approx(other, rel=1e-12, abs=1e-12)
+
+
 @pytest.mark.parametrize(("rule", "order"), [("left", 1.0), ("midpoint", 2.0)])
 def test_k_steps_tend_to_continuous_time(rule, order):
     """The least J_K tends to the exact J at the stated order, and so does its path."""

@@ -220,3 +220,20 @@ def test_losses_written_in_several_ways_are_one():
     for way in ways:
         for ours, theirs in zip(ln.Function(way, ["x", "y"]).jet(POINTS), expected, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-13, abs=1e-13)
+
+
+def test_long_sums_keep_their_functions():
+    """A sum of many terms is split into products and the rest: log(x) is not x."""
+
+    def fn(x):
+        total = sum((i + 1) * x[i] * x[(i + 1) % 6] + x[i] ** 2 / 2 - 3 * x[i] for i in range(6))
+        return total + sum(np.log(x[i]) + np.exp(-x[i]) + x[i] ** 3 for i in range(6))
+
+    loss = ln.Function(fn, names=[f"x{i}" for i in range(6)], positive=[f"x{i}" for i in range(6)])
+    point = np.random.default_rng(0).uniform(0.5, 2.0, size=6)
+    assert loss(point) == pytest.approx(fn(point))
+    h = 1e-6 * np.eye(6)
+    assert loss.grad(point) == pytest.approx((loss(point + h) - loss(point - h)) / 2e-6, rel=1e-7)
+    assert loss.hess(point) == pytest.approx(
+        (loss.grad(point + h) - loss.grad(point - h)) / 2e-6, rel=1e-7, abs=1e-7
+    )

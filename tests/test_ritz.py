@@ -26,9 +26,9 @@ def test_error_is_honest_where_the_answer_is_known(seed):
         gap = np.linalg.norm(path.velocity0 - exact.velocity0) / np.linalg.norm(exact.velocity0)
         assert path.status.ok
         assert path.error <= 1e-10
-        assert gap <= 10 * max(path.error, 1e-12)
+        assert gap <= 10 * path.error
         if path.rest == pytest.approx(exact.rest):
-            assert abs(path.J - exact.J) <= 10 * max(path.error, 1e-12) * max(abs(exact.J), 1.0)
+            assert abs(path.J - exact.J) <= 10 * path.error * max(abs(exact.J), 1.0)
 
 
 @pytest.mark.parametrize("tol", [1e-4, 1e-7, 1e-10])
@@ -36,7 +36,7 @@ def test_tolerance_is_met_and_bought(tol):
     """A looser tolerance uses fewer points and still tells the truth."""
     objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
     path = ln.solve(objective, [-0.6, 0.55], 4.0, FIG1_END, tol=tol)
-    assert abs(path.J - FIG1_J) <= 10 * max(path.error, 1e-12)
+    assert abs(path.J - FIG1_J) <= 10 * path.error + 5e-12  # the digits it is known to
     assert path.error <= tol
 
 
@@ -152,6 +152,35 @@ def test_the_best_basin_switches_with_the_discount(gamma, end):
     if gamma in (0.6, 0.73):
         assert len(path.candidates) == 1
         assert path.candidates[0].J > path.J
+
+
+@pytest.mark.parametrize(
+    ("metric", "gamma"),
+    [
+        (None, 2.0),
+        (
+            lambda x: [
+                [1 + x[1] ** 2, 0.3 * x[0]],
+                [0.3 * x[0], 2 + np.sin(x[0]) + 0.1 * x[0] ** 2],
+            ],
+            1.0,
+        ),
+    ],
+)
+def test_a_path_that_waits_at_one_end_does_not_go_to_another(metric, gamma):
+    """Leaving for the deeper well in the far, discounted future costs nothing, and is no better."""
+    path = ln.solve(ln.Objective(ln.DoubleWell(), metric, gamma=gamma), [-0.6, 0.55])
+    assert path.end[0] == pytest.approx(-0.9304, abs=1e-3)
+    assert path.at(40.0) == pytest.approx(path.end, abs=1e-6)
+
+
+def test_a_line_of_symmetry_over_a_hill_is_left():
+    """Straight over the hill is a saddle of J; both ways round cost the same and less."""
+    hill = ln.Expression("(x**2 + y**2)/2 + 4*exp(-20*((x - 0.8)**2 + y**2))", ["x", "y"])
+    path = ln.solve(ln.Objective(hill, gamma=0.1), [1.6, 0.0])
+    assert path.status.ok
+    assert path.J == pytest.approx(1.5609515, abs=1e-6)
+    assert abs(path.velocity0[1]) > 0.1
 
 
 def test_a_near_tie_is_said():

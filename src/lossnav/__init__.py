@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lossnav.objective import Objective as Objective
     from lossnav.solvers import Collocation as Collocation
     from lossnav.solvers import Direct as Direct
+    from lossnav.solvers import MatrixFree as MatrixFree
     from lossnav.solvers import Policy as Policy
     from lossnav.solvers import Riccati as Riccati
     from lossnav.solvers import Ritz as Ritz
@@ -62,7 +63,7 @@ _HOME = {
         "Rosenbrock",
     ],
     "objective": ["Objective"],
-    "solvers": ["Collocation", "Direct", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
+    "solvers": ["Collocation", "Direct", "MatrixFree", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
     "trajectory": ["Status", "Trajectory"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import sympy
+from sympy.printing.numpy import NumPyPrinter
 
 from lossnav._checks import FloatArray
 
@@ -24,6 +25,14 @@ ETA = sympy.Symbol("eta", positive=True)
 K = sympy.Symbol("k", positive=True)
 GAMMA = sympy.Symbol("gamma", nonnegative=True)
 TIME = sympy.Symbol("t", real=True)
+
+_PRINTED = {
+    "fully_qualified_modules": False,
+    "inline": True,
+    "allow_unknown_functions": True,
+    "order": "none",
+}
+_LONG = 8  # terms of a sum that is worth a matrix product
 
 
 def coordinates(names: Sequence[str], positive: Sequence[str] = ()) -> tuple[sympy.Symbol, ...]:
@@ -193,13 +202,11 @@ class Jet:
             entry: sympy.Expr = self._numeric[index]
             if entry != 0:
                 value[index] = entry
-            for i in sorted(position[s] for s in entry.free_symbols):
-                slope = sympy.diff(entry, self.symbols[i])
-                if slope != 0:
-                    first[(*index, i)] = slope
-                for j in sorted(position[s] for s in slope.free_symbols):
+            for i, slope in _slopes(entry, position).items():
+                first[(*index, i)] = slope
+                for j, bend in _slopes(slope, position).items():
                     if j >= i:
-                        second[(*index, i, j)] = sympy.diff(slope, self.symbols[j])
+                        second[(*index, i, j)] = bend
         return value, first, second
 
     @cached_property
@@ -238,23 +245,41 @@ class Jet:
 
 
 class _Routine:
-    """Compiled entries of an array and its derivatives; numbers among them are not computed again."""
+    """Compiled entries of an array and its derivatives, one row each.
+
+    Numbers are not computed again, and long sums of ``c x`` and ``c x y`` become matrix products.
+    """
 
     def __init__(
         self,
         terms: Sequence[Mapping[tuple[int, ...], sympy.Expr]],
         symbols: Sequence[sympy.Symbol],
     ) -> None:
-        wanted = list(itertools.chain(*(t.values() for t in terms)))
         self.start = [0, *itertools.accumulate(len(t) for t in terms)]
         self.indices = [list(t) for t in terms]
         self.places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        position = {s: i for i, s in enumerate(symbols)}
+        dim = len(symbols)
+        wanted, forms = list(itertools.chain(*(t.values() for t in terms))), {}
+        for row, formula in enumerate(wanted):
+            if len(formula.args) >= _LONG and formula.is_Add:
+                wanted[row], forms[row] = _split(formula, position)
+        self.linear = [(row, q[dim]) for row, q in forms.items() if q[dim].any()]
+        self.products = [(row, q[:dim]) for row, q in forms.items() if q[:dim].any()]
         self.numbers = np.array([float(w) if w.is_Number else 0.0 for w in wanted])[:, None]
         self.varying = [row for row, w in enumerate(wanted) if not w.is_Number]
-        plain = [sympy.Symbol(f"x{i}") for i in range(len(symbols))]
+        plain = [sympy.Symbol(f"x{i}") for i in range(dim)]
         renamed = dict(zip(symbols, plain, strict=True))
         formulas = [wanted[row].xreplace(renamed) for row in self.varying]
-        self.compute = sympy.lambdify(plain, formulas, modules="numpy", cse=True)
+        # Neither the order of the terms nor a docstring is worth the time that they take.
+        self.compute = sympy.lambdify(
+            plain,
+            formulas,
+            modules="numpy",
+            printer=NumPyPrinter(_PRINTED),
+            cse=lambda sums: sympy.cse(sums, order="none", list=False),
+            docstring_limit=0,
+        )
 
     def __call__(self, theta: FloatArray) -> FloatArray:
         columns = np.ascontiguousarray(theta.T)
@@ -262,21 +287,57 @@ class _Routine:
         rows[:] = self.numbers
         with np.errstate(all="ignore"):
             computed = self.compute(*columns)
-        for row, values in zip(self.varying, computed, strict=True):
-            rows[row] = values
+            for row, values in zip(self.varying, computed, strict=True):
+                rows[row] = values
+            if self.linear:
+                at, slopes = zip(*self.linear, strict=True)
+                rows[list(at)] += np.array(slopes) @ columns
+            for row, form in self.products:
+                rows[row] += np.einsum("im,im->m", columns, form @ columns)
         return rows
 
     def fill(self, rows: FloatArray, depth: int, shape: tuple[int, ...]) -> FloatArray:
         """The full array of a depth ``(M, *shape)``, with the Hessian's lower half."""
         if depth not in self.places:
             indices = self.indices[depth]
-            sources = list(range(self.start[depth], self.start[depth + 1]))
+            origin = list(range(self.start[depth], self.start[depth + 1]))
             if depth == 2:
                 indices = indices + [(*i[:-2], i[-1], i[-2]) for i in indices]
-                sources *= 2
-            flat = [int(np.ravel_multi_index(i, shape)) if shape else 0 for i in indices]
-            self.places[depth] = np.array(flat, dtype=int), np.array(sources, dtype=int)
+                origin *= 2
+            where = [int(np.ravel_multi_index(i, shape)) if shape else 0 for i in indices]
+            self.places[depth] = np.array(where, dtype=int), np.array(origin, dtype=int)
         flat, sources = self.places[depth]
+        if depth < 2 and len(flat) == math.prod(shape):  # nothing is zero: a view will do
+            return rows[self.start[depth] : self.start[depth + 1]].T.reshape(-1, *shape)
         out = np.zeros((rows.shape[1], math.prod(shape)))
         out[:, flat] = rows.T[:, sources]
         return out.reshape(-1, *shape)
+
+
+def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int, sympy.Expr]:
+    """The derivatives that are not zero; of a sum, only terms that hold the coordinate are met."""
+    parts: dict[int, list[sympy.Expr]] = {}
+    for term in sympy.Add.make_args(entry):
+        for symbol in term.free_symbols:
+            parts.setdefault(position[symbol], []).append(sympy.diff(term, symbol))
+    slopes = {i: sympy.Add(*parts[i]) for i in sorted(parts)}
+    return {i: slope for i, slope in slopes.items() if slope != 0}
+
+
+def _split(
+    formula: sympy.Expr, position: Mapping[sympy.Basic, int]
+) -> tuple[sympy.Expr, FloatArray]:
+    """A sum without its terms ``c x`` and ``c x y``, and their c: row D for x, above it for x y."""
+    dim, rest = len(position), []
+    c = np.zeros((dim + 1, dim))
+    for term in formula.args:
+        number, body = term.as_coeff_Mul()
+        factors = body.args if body.is_Mul else (body,)
+        if body.is_Pow and body.exp == 2:
+            factors = (body.base,) * 2
+        if len(factors) <= 2 and all(f in position for f in factors):
+            at = [position[f] for f in factors]
+            c[dim if len(at) == 1 else at[1], at[0]] += float(number)
+        else:
+            rest.append(term)
+    return sympy.Add(*rest), c

@@ -24,10 +24,8 @@ from scipy import linalg
 from lossnav import _checks
 from lossnav._checks import FloatArray
 from lossnav.chain import Band, solve_chain
-from lossnav.geometry import ConstantMetric
-from lossnav.landscapes import Function, Loss
 from lossnav.objective import Objective
-from lossnav.running import running_jet
+from lossnav.running import bent, is_plain, running_jet, sparse_jet
 
 
 def one_step(objective: Objective, theta: ArrayLike, order: Literal[1, 2] = 1) -> FloatArray:
@@ -134,12 +132,13 @@ class Discrete:
             points[1:-1] = _checks.finite_array("guess", guess, ndim=2)[1:-1]
         moving = 1 if end is None else 0
         free = slice(1, self.steps + moving)
-        chain = (_Plain if _is_plain(self.objective) else _Chain)(self, len(start), free)
+        chain = (_Plain if is_plain(self.objective) else _Chain)(self, len(start), free)
         cost, slope, hessian = chain.jet(points)
+        shift = 0.0
         for _ in range(iterations):
             if not math.isfinite(cost):
                 break
-            move = _descent(chain, hessian, slope[free])
+            move, shift = _descent(chain, hessian, slope[free], shift)
             decrease = -float(np.vdot(move, slope[free]))
             if decrease <= 1e-15 * abs(cost):
                 break
@@ -210,8 +209,8 @@ class _Chain:
         right[self.free] = side
         return solve_chain(hessian + shift * self.one, right, self.free)[self.free]
 
-    def size(self, hessian: Any) -> float:
-        return float(np.abs(hessian).max())
+    def first_shift(self, hessian: Any) -> float:
+        return 1e-4 * float(np.abs(hessian).max())
 
 
 class _Plain:
@@ -224,76 +223,61 @@ class _Plain:
         self.early, self.late = 1 - plan._late, plan._late
         self.potential = plan.objective.k * plan._weight[:, None]
         self.kinetic = plan._weight[:, None] / (plan.objective.eta * plan.dt**2)
-        bent = _bent(self.loss, dim)
+        places = bent(self.loss, dim)
         mask = self.G != 0
-        mask[bent] = True
+        mask[places] = True
         rows, cols = np.nonzero(np.triu(mask))
         number = np.empty((dim, dim), dtype=int)
         number[rows, cols] = np.arange(len(rows))
-        self.at = number[bent]
-        links = np.nonzero(mask | mask.T if self.late else self.G)
-        self.at_link = number[np.minimum(*links), np.maximum(*links)]
+        self.at = number[places]
+        i, j = np.nonzero(mask | mask.T if self.late else self.G)
+        self.at_link = number[np.minimum(i, j), np.maximum(i, j)]
         pull = self.kinetic * self.G[rows, cols]
         self.own = np.zeros((plan.steps + 1, len(rows)))
         self.own[:-1] = pull
         self.own[1:] += pull
-        self.link = -(self.kinetic * self.G[links])[free.start : free.stop - 1]
+        self.link = -(self.kinetic * self.G[i, j])[free.start : free.stop - 1]
         self.diagonal = rows == cols
-        self.band = Band(free.stop - free.start, dim, (rows, cols), links)
+        self.band = Band(free.stop - free.start, dim, (rows, cols), (i, j))
 
     def jet(self, points: FloatArray) -> Any:
         step = points[1:] - points[:-1]
-        value, g, bends = _sparse_jet(self.loss, points[:-1] + self.late * step)
+        value, g, bends = sparse_jet(self.loss, points[:-1] + self.late * step)
         pace = self.kinetic * (step @ self.G)
         cost = np.vdot(step, pace) / 2 + np.vdot(self.potential, value)
         slope = np.zeros_like(points)
         place = self.potential * g
         slope[:-1] = self.early * place - pace
         slope[1:] += self.late * place + pace
-        return cost, slope, self.potential * bends
+        return cost, slope, bends
 
     def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
-        own, link = self.own.copy(), self.link
-        own[:-1, self.at] += self.early**2 * hessian
-        if self.late:
-            own[1:, self.at] += self.late**2 * hessian
-            full = np.zeros((len(hessian), own.shape[1]))
-            full[:, self.at] = self.early * self.late * hessian
-            link = link + full[self.free.start : self.free.stop - 1, self.at_link]
-        own = own[self.free]
+        bends = np.zeros((self.plan.steps, self.own.shape[1]))
+        bends[:, self.at] = hessian
         if shift:
-            own[:, self.diagonal] += 2 * shift
-        return self.band.solve(own, link, side)
+            bends += shift * self.diagonal
+        bends *= self.potential
+        own, link = self.own.copy(), self.link
+        own[:-1] += self.early**2 * bends
+        if self.late:
+            own[1:] += self.late**2 * bends
+            inner = bends[self.free.start : self.free.stop - 1]
+            link = link + self.early * self.late * inner[:, self.at_link]
+        return self.band.solve(own[self.free], link, side)
 
-    def size(self, hessian: Any) -> float:
-        return float(np.abs(self.own).max() / 2 + np.abs(hessian).max(initial=0.0))
-
-
-def _is_plain(objective: Objective) -> bool:
-    return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
-
-
-def _bent(loss: Loss, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the loss's Hessian, on and above the diagonal, that may differ from zero."""
-    if isinstance(loss, Function):
-        return loss._jet.bent
-    return np.triu_indices(dim)
+    def first_shift(self, hessian: Any) -> float:
+        lowest = float(hessian[:, self.diagonal[self.at]].min(initial=0.0))
+        return max(-lowest / 4, 1e-3 * float(np.abs(hessian).max(initial=0.0)))
 
 
-def _sparse_jet(loss: Loss, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    if isinstance(loss, Function):
-        return loss._jet.sparse(theta)
-    value, g, H = loss.jet(theta)
-    return value, g, H[:, *_bent(loss, theta.shape[1])]
-
-
-def _descent(chain: _Chain | _Plain, hessian: Any, slope: FloatArray) -> FloatArray:
-    """Newton's step on the free points; a growing multiple of the diagonal where J bends down."""
-    shift, size = 0.0, 0.0
+def _descent(
+    chain: _Chain | _Plain, hessian: Any, slope: FloatArray, last: float
+) -> tuple[FloatArray, float]:
+    """Newton's step on the free points, and how far J had to be lifted where it bends down."""
+    shift = 0.0
     for _ in range(40):
         try:
-            return chain.solve(hessian, -slope, shift)
+            return chain.solve(hessian, -slope, shift), shift
         except linalg.LinAlgError:
-            size = size or chain.size(hessian)
-            shift = max(4 * shift, 1e-4 * size)
+            shift = 4 * shift or max(chain.first_shift(hessian), last / 2)
     raise linalg.LinAlgError("The Hessian of J is not finite.")

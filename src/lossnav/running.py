@@ -15,6 +15,7 @@ import numpy as np
 
 from lossnav._checks import FloatArray
 from lossnav.geometry import ConstantMetric, Field
+from lossnav.landscapes import Function, Loss
 from lossnav.objective import Objective
 
 
@@ -43,7 +44,10 @@ def running_jet(
     G = _derivatives(objective.metric, theta, order, np.eye(dim))
     f = _derivatives(objective.drift, theta, order, None)
     u = velocity if f is None else velocity - f[0]
-    push = np.einsum("...ij,...j->...i", G[0], u) / objective.eta
+    if objective.metric is None:
+        push = u / objective.eta
+    else:
+        push = (G[0] @ u[..., None])[..., 0] / objective.eta
     value = np.einsum("...i,...i->...", u, push) / 2 + objective.k * loss[0]
     if order == 0:
         return (value,)
@@ -72,7 +76,8 @@ def running_jet(
             hessian[..., :dim, :dim] += corner
     if order == 1:
         return value, gradient
-    hessian[..., :dim, dim:] = np.swapaxes(hessian[..., dim:, :dim], -1, -2)
+    if len(G) > 1 or f is not None:
+        hessian[..., :dim, dim:] = np.swapaxes(hessian[..., dim:, :dim], -1, -2)
     return value, gradient, hessian
 
 
@@ -85,3 +90,21 @@ def _derivatives(
     if isinstance(field, ConstantMetric):
         return (field.G,)
     return field.jet(theta, order)
+
+
+def is_plain(objective: Objective) -> bool:
+    """Whether motion costs the same everywhere, so that all that bends with theta is the loss."""
+    return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
+
+
+def bent(loss: Loss, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the loss's Hessian, on and above the diagonal, that may differ from zero."""
+    return loss._jet.bent if isinstance(loss, Function) else np.triu_indices(dim)
+
+
+def sparse_jet(loss: Loss, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Value, gradient and the entries `bent` of the Hessian at points ``(M, D)``."""
+    if isinstance(loss, Function):
+        return loss._jet.sparse(theta)
+    value, g, H = loss.jet(theta)
+    return value, g, H[:, *np.triu_indices(theta.shape[1])]

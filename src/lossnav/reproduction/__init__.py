@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lossnav import _checks
-from lossnav.figures import fig2, fig3, style
+from lossnav.figures import fig1, fig2, fig3, style, transients
 from lossnav.reproduction import derivations, paths
 from lossnav.reproduction.page import Section, figure_section, write_page
 
-_FIGURES = {"fig2": fig2, "fig3": fig3}
-PARTS = ("equations", "fig2", "fig3", "paths")
+_FIGURES = {"fig1": fig1, "fig2": fig2, "fig3": fig3, "transients": transients}
+PARTS = ("equations", *_FIGURES, "paths")
 
 
 def reproduce(
@@ -21,7 +21,8 @@ def reproduce(
 
     Args:
         out: Folder to write to; made if it is not there.
-        what: Some of ``equations``, ``fig2``, ``fig3``, ``paths``; nothing or ``all`` means all.
+        what: Some of ``equations``, ``fig1``, ``fig2``, ``fig3``, ``transients`` and ``paths``; nothing
+            or ``all`` means all.
         progress: Called with a line before each part.
 
     Returns:

@@ -62,7 +62,8 @@ def figure_section(name: str, module: ModuleType, folder: Path, tables: Sequence
         f'<figure><img alt="{escape(text)}" src="{picture}"><figcaption>{escape(text)}<br>{listed}'
         "</figcaption></figure>"
     )
-    return Section(name, f"{name.capitalize()}: {module.TITLE}", body)
+    title = f"Fig. {name[3:]}: {module.TITLE}" if name.startswith("fig") else module.TITLE
+    return Section(name, title, body)
 
 
 def write_page(folder: Path, sections: Sequence[Section]) -> Path:

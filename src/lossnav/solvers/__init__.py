@@ -4,6 +4,7 @@ from lossnav.solvers.base import Method
 from lossnav.solvers.choose import solve
 from lossnav.solvers.collocation import Collocation
 from lossnav.solvers.direct import Direct
+from lossnav.solvers.matrixfree import MatrixFree
 from lossnav.solvers.receding import navigate
 from lossnav.solvers.riccati import Riccati
 from lossnav.solvers.ritz import Ritz
@@ -12,6 +13,7 @@ from lossnav.solvers.sweeping import Policy, policy
 __all__ = [
     "Collocation",
     "Direct",
+    "MatrixFree",
     "Method",
     "Policy",
     "Riccati",

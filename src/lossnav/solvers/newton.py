@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -153,33 +152,43 @@ class Minimum:
     iterations: int
 
 
-def minimise(task: Task, mesh: Mesh, points: FloatArray, iterations: int) -> Minimum:
-    """Least J over paths on ``mesh``, from the path ``points``."""
+def minimise(
+    task: Task, mesh: Mesh, points: FloatArray, iterations: int, accuracy: float = 1e-11
+) -> Minimum:
+    """Least J over paths on ``mesh``, from the path ``points``.
+
+    Args:
+        task: What to minimise.
+        mesh: Elements of time.
+        points: A first path ``(N, D)``.
+        iterations: The most Newton steps.
+        accuracy: Stop after a step that gains less than this part of J; as Newton's method converges
+            quadratically, the next would gain about its square.
+    """
     points = points.copy()
     points[0] = task.theta0
     if task.stop is not None:
         points[-1] = task.stop
     free = slice(1, None if task.stop is None else -1)
-    status, done = Status.ITERATIONS, 0
+    status, done, lift = Status.ITERATIONS, 0, 0.0
     far = 1e6 * (1 + float(np.abs(points).max()))
-    cost, gradient, blocks = task.cost(mesh, points, 2)
-    best = Minimum(mesh, points, float(cost), gradient[0], status, 0)
+    now = task.cost(mesh, points, 2)
+    best = Minimum(mesh, points, float(now[0]), now[1][0], status, 0)
     try:
         for done in range(1, iterations + 1):
-            if not (
-                math.isfinite(cost) and np.isfinite(gradient).all() and np.isfinite(blocks).all()
-            ):
+            if not all(np.isfinite(part).all() for part in now):
                 status = Status.NOT_FINITE
                 break
-            step = _safe_step(task, mesh, blocks, gradient, free)
+            step, lift = _safe_step(task, mesh, now, free, lift)
             if step is None:
                 status = Status.NOT_FINITE
                 break
-            decrease = -float(np.sum(step * gradient))
-            size = abs(float(cost)) + abs(decrease)
-            last = decrease <= 1e-11 * size
+            cost, decrease = float(now[0]), -float(np.sum(step * now[1]))
+            size = abs(cost) + abs(decrease)
+            last = decrease <= accuracy * size
             length = 1.0
-            if not last:
+            trial = task.cost(mesh, points + step, 2)
+            if not (last or trial[0] <= cost - 1e-4 * decrease):
                 while (
                     not task.cost(mesh, points + length * step, 0)[0]
                     <= cost - 1e-4 * length * decrease
@@ -190,10 +199,10 @@ def minimise(task: Task, mesh: Mesh, points: FloatArray, iterations: int) -> Min
                 if length < 1e-9:  # no progress is possible: rounding, or a kink in the loss
                     status = Status.CONVERGED if decrease <= 1e-8 * size else Status.ITERATIONS
                     break
-            points = points + length * step
-            cost, gradient, blocks = task.cost(mesh, points, 2)
-            if np.isfinite(cost):
-                best = Minimum(mesh, points, float(cost), gradient[0], status, done)
+                trial = task.cost(mesh, points + length * step, 2)
+            points, now = points + length * step, trial
+            if np.isfinite(now[0]):
+                best = Minimum(mesh, points, float(now[0]), now[1][0], status, done)
             if last:
                 status = Status.CONVERGED
                 break
@@ -207,24 +216,33 @@ def minimise(task: Task, mesh: Mesh, points: FloatArray, iterations: int) -> Min
 
 
 def _safe_step(
-    task: Task, mesh: Mesh, blocks: FloatArray, gradient: FloatArray, free: slice
-) -> FloatArray | None:
-    """Newton's step, with the loss curved more where J is not convex (a bounded number of times)."""
-    dim = gradient.shape[1]
-    lift = 0.0
-    discount = task.objective.discount_at(mesh.gauss_t)
-    shares = (mesh.reference.weights * mesh.widths[:, None] * discount) @ mesh.reference.value
+    task: Task, mesh: Mesh, now: tuple[FloatArray, ...], free: slice, lift: float
+) -> tuple[FloatArray | None, float]:
+    """Newton's step, with the loss curved more where J is not convex; and by how much it was."""
+    _, gradient, blocks = now
     diagonal = np.arange(blocks.shape[1])
-    typical = np.abs(blocks[:, diagonal, diagonal]).max() / max(float(shares.max()), 1e-300)
-    for _ in range(40):
+    lift /= 10  # what was needed last time is a good guess, but try for less
+    for _ in range(30):
         lifted = blocks
         if lift:
+            discount = task.objective.discount_at(mesh.gauss_t)
+            shares = (
+                mesh.reference.weights * mesh.widths[:, None] * discount
+            ) @ mesh.reference.value
             lifted = blocks.copy()
-            lifted[:, diagonal, diagonal] += lift * np.repeat(shares, dim, axis=1)
+            lifted[:, diagonal, diagonal] += lift * np.repeat(shares, gradient.shape[1], axis=1)
         try:
             step = newton_step(lifted, gradient, mesh, free)
+            return (step if np.isfinite(step).all() else None), (lift if lift > 1e-8 else 0.0)
         except linalg.LinAlgError:
-            lift = max(4 * lift, 1e-6 * typical)
-            continue
-        return step if np.isfinite(step).all() else None
-    return None
+            lift = max(10 * lift, 1e-2 * _typical(task, mesh, blocks))
+    return None, lift
+
+
+def _typical(task: Task, mesh: Mesh, blocks: FloatArray) -> float:
+    """A typical curvature of the running cost, to measure lifts by."""
+    discount = task.objective.discount_at(mesh.gauss_t)
+    shares = (mesh.reference.weights * mesh.widths[:, None] * discount) @ mesh.reference.value
+    diagonal = blocks[:, np.arange(blocks.shape[1]), np.arange(blocks.shape[1])]
+    kinetic = 1 / (task.objective.eta * float(mesh.widths.mean()) ** 2)
+    return max(float(np.abs(diagonal).max() / shares.max()) / (1 + kinetic), 1e-6)

@@ -178,7 +178,11 @@ class Policy:
         traced = self.trace(theta0)
         if self.objective.quadratic() is not None:
             return solve(self.objective, traced.theta[0], tol=tol)
-        method = Ritz() if traced.end is None else Ritz(ends=[traced.end.tolist()])
+        method = (
+            Ritz()
+            if traced.end is None
+            else Ritz(ends=[traced.end.tolist()], guess=traced.interpolate)
+        )
         path = solve(self.objective, traced.theta[0], method=method, tol=tol)
         slack = 10 * self.value_error[self._field.node(traced.theta[0])] + 1e-3 * np.ptp(self.value)
         if path.J > traced.J + slack:
