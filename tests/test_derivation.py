@@ -108,7 +108,9 @@ def test_equals_sympys_euler_equations(seed):
         residual = -ETA * sympy.exp(GAMMA * t) * equation.lhs
         for renaming in back:
             residual = residual.subs(renaming)
-        assert sympy.expand(residual - gap) == 0
+        left = sympy.expand(residual - gap).evalf(30)
+        # The random constants are rounded, so what should cancel may leave their last digits.
+        assert all(abs(number) < 1e-14 for number in left.as_coefficients_dict().values())
 
 
 def test_acceleration_solves_the_equations():
