@@ -3,9 +3,13 @@
 The peers: the paper's own way (App. B: gradient descent in torch on a sum over steps), SciPy's
 ``solve_bvp`` on the Euler-Lagrange equations with exact Jacobians, and CasADi with IPOPT on the same
 sum with exact Hessians (``pip install lossnav[bench]``). Each pair runs in turn, several times, on one
-thread; a ratio is one of minima.
+thread; a ratio is one of minima. The path through 10,000 parameters is in matrix_free.py, the policy
+in policy.py.
 
-    python benchmarks/trajectory.py [row ...]      rows: grid nodes bvp casadi growth velocity network
+How far Newton's method on the sum lifts a Hessian that is not positive was chosen by iteration counts
+on the problems below, so the ``grid`` and ``casadi`` rows flatter it somewhat.
+
+    python benchmarks/trajectory.py [row ...]      rows: grid nodes bvp casadi growth velocity
 """
 
 import os
@@ -338,12 +342,7 @@ def velocity():
         say(f"error of the velocity at condition 1e4, {name}", off, 1e-10, least=False)
 
 
-def network():
-    """A path of 10,000 coordinates, a small network's parameters, without any matrix."""
-    print("D = 10,000, matrix-free: not measured here yet.")
-
-
-ROWS = {f.__name__: f for f in (grid, nodes, bvp, casadi, growth, velocity, network)}
+ROWS = {f.__name__: f for f in (grid, nodes, bvp, casadi, growth, velocity)}
 
 
 def main():
