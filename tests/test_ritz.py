@@ -315,3 +315,14 @@ def test_interrupt_returns_the_best_path_so_far(monkeypatch):
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_costs_along_the_path_are_those_of_the_exact_one():
+    """Kinetic and potential cost at the path's own times, where elements meet too."""
+    objective = ln.Objective(
+        ln.Quadratic([[2.0, 0.5], [0.5, 1.0]]), drift=ln.Rotation(0.4), gamma=0.3
+    )
+    exact, path = (ln.solve(objective, [1.0, -2.0], method=m) for m in (ln.Riccati(), ln.Ritz()))
+    velocity = ln.Riccati().feedback(objective).velocity(exact.at(path.t))
+    assert path.kinetic == pytest.approx(objective.kinetic(exact.at(path.t), velocity), abs=1e-5)
+    assert path.potential == pytest.approx(objective.potential(exact.at(path.t)), abs=1e-8)
