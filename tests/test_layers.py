@@ -11,6 +11,8 @@ import lossnav
 ORDER = [
     "_checks",
     "_symbolic",
+    "_templates",
+    "_jets",
     "_expressions",
     "_notation",
     "landscapes",

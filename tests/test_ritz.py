@@ -9,7 +9,7 @@ import pytest
 import lossnav as ln
 from lossnav.belief import adaptive, weight_uncertainty
 from lossnav.solvers.ends import end_at, minima, quadratic_around
-from lossnav.solvers.ritz import _rate
+from lossnav.solvers.finite import rate
 from test_riccati import random_objective
 
 FIG1_END = (1.0574537707386316, 0.0)
@@ -117,7 +117,7 @@ def test_every_kind_of_problem_obeys_its_equations(loss, drift, metric, gamma):
     assert path.status.ok
     assert path.error <= 1e-10
     force = _acceleration(objective)
-    T = min(2.0 / _rate(objective, np.array(start)), path.t[-1])
+    T = min(2.0 / rate(objective, np.array(start)), path.t[-1])
     flow = solve_ivp(
         lambda t, y: [*y[2:], *force(*y)], (0, T), [*start, *path.velocity0],
         rtol=1e-11, atol=1e-12, t_eval=np.linspace(0, T, 9), method="DOP853",

@@ -2,11 +2,12 @@
 
 Newton's method on a discretised J leads to one. Its matrix is a sum of blocks, one for each stretch
 between neighbouring points; positive definite exactly when J is convex there, which the factor
-finds out. A matrix that is not is lifted by the caller's weights, as if the loss were curved more.
+finds out. Where it is not, the caller curves the loss more, by as much as `Lift` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +19,35 @@ from lossnav._checks import FloatArray
 _BAND_LIMIT = 16
 
 Pairs = tuple[np.ndarray, np.ndarray]
+
+
+class Lift:
+    """How much to curve the running cost more where J is not convex, so that Newton's method descends.
+
+    Curved more by its dip, the depth by which it bends down, the running cost is convex and so is J.
+    A quarter of that is tried first, then all of it; after a success a quarter of what was needed,
+    then none.
+
+    Examples:
+        >>> lift = Lift()
+        >>> attempts = lift.attempts(lambda: 8.0)
+        >>> next(attempts), next(attempts), next(attempts)
+        (0.0, 2.0, 8.0)
+        >>> next(lift.attempts(lambda: 8.0))  # 8 was needed last time
+        2.0
+    """
+
+    def __init__(self) -> None:
+        self.amount = self.dip = 0.0
+
+    def attempts(self, dip: Callable[[], float]) -> Iterator[float]:
+        """What to try at one point, one after the other; ``dip`` is called if the first fails."""
+        self.amount = self.amount / 4 if self.amount > self.dip / 5 else 0.0
+        yield self.amount
+        self.dip = max(dip(), 1e-12)
+        for _ in range(30):
+            self.amount = max(4 * self.amount, self.dip / 4)
+            yield self.amount
 
 
 def solve_chain(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:

@@ -13,8 +13,9 @@ which tends to the continuous J at first order in dt. Nothing here uses the Eule
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,9 +24,9 @@ from scipy import linalg
 
 from lossnav import _checks
 from lossnav._checks import FloatArray
-from lossnav.chain import Band, solve_chain
+from lossnav.chain import Band, Lift, solve_chain
 from lossnav.objective import Objective
-from lossnav.running import bent, is_plain, running_jet, sparse_jet
+from lossnav.running import dip, is_plain, running_jet
 
 
 def one_step(objective: Objective, theta: ArrayLike, order: Literal[1, 2] = 1) -> FloatArray:
@@ -134,11 +135,12 @@ class Discrete:
         free = slice(1, self.steps + moving)
         chain = (_Plain if is_plain(self.objective) else _Chain)(self, len(start), free)
         cost, slope, hessian = chain.jet(points)
-        shift = 0.0
+        lift = Lift()
         for _ in range(iterations):
             if not math.isfinite(cost):
                 break
-            move, shift = _descent(chain, hessian, slope[free], shift)
+            attempts = lift.attempts(partial(self._dip, points))
+            move = _descent(chain, hessian, slope[free], attempts)
             decrease = -float(np.vdot(move, slope[free]))
             if decrease <= 1e-15 * abs(cost):
                 break
@@ -184,6 +186,10 @@ class Discrete:
             results.append(hessian)
         return tuple(results)
 
+    def _dip(self, points: FloatArray) -> float:
+        step = points[1:] - points[:-1]
+        return dip(self.objective, points[:-1] + self._late * step, step / self.dt)
+
     @property
     def _late(self) -> float:
         """The share of a step's end in the point where its cost is taken."""
@@ -199,7 +205,8 @@ class _Chain:
 
     def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
         self.plan, self.free = plan, free
-        self.one = np.eye(2 * dim)
+        ends = np.array([1 - plan._late, plan._late])
+        self.share = plan._weight[:, None, None] * np.kron(np.outer(ends, ends), np.eye(dim))
 
     def jet(self, points: FloatArray) -> Any:
         return self.plan.jet(points, 2)
@@ -207,10 +214,7 @@ class _Chain:
     def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
         right = np.zeros((self.plan.steps + 1, side.shape[1]))
         right[self.free] = side
-        return solve_chain(hessian + shift * self.one, right, self.free)[self.free]
-
-    def first_shift(self, hessian: Any) -> float:
-        return 1e-4 * float(np.abs(hessian).max())
+        return solve_chain(hessian + shift * self.share, right, self.free)[self.free]
 
 
 class _Plain:
@@ -223,7 +227,7 @@ class _Plain:
         self.early, self.late = 1 - plan._late, plan._late
         self.potential = plan.objective.k * plan._weight[:, None]
         self.kinetic = plan._weight[:, None] / (plan.objective.eta * plan.dt**2)
-        places = bent(self.loss, dim)
+        places = self.loss.bends(dim)
         mask = self.G != 0
         mask[places] = True
         rows, cols = np.nonzero(np.triu(mask))
@@ -242,7 +246,7 @@ class _Plain:
 
     def jet(self, points: FloatArray) -> Any:
         step = points[1:] - points[:-1]
-        value, g, bends = sparse_jet(self.loss, points[:-1] + self.late * step)
+        value, g, bends = self.loss.sparse_jet(points[:-1] + self.late * step)
         pace = self.kinetic * (step @ self.G)
         cost = np.vdot(step, pace) / 2 + np.vdot(self.potential, value)
         slope = np.zeros_like(points)
@@ -255,7 +259,7 @@ class _Plain:
         bends = np.zeros((self.plan.steps, self.own.shape[1]))
         bends[:, self.at] = hessian
         if shift:
-            bends += shift * self.diagonal
+            bends += shift / self.plan.objective.k * self.diagonal
         bends *= self.potential
         own, link = self.own.copy(), self.link
         own[:-1] += self.early**2 * bends
@@ -265,19 +269,14 @@ class _Plain:
             link = link + self.early * self.late * inner[:, self.at_link]
         return self.band.solve(own[self.free], link, side)
 
-    def first_shift(self, hessian: Any) -> float:
-        lowest = float(hessian[:, self.diagonal[self.at]].min(initial=0.0))
-        return max(-lowest / 4, 1e-3 * float(np.abs(hessian).max(initial=0.0)))
-
 
 def _descent(
-    chain: _Chain | _Plain, hessian: Any, slope: FloatArray, last: float
-) -> tuple[FloatArray, float]:
-    """Newton's step on the free points, and how far J had to be lifted where it bends down."""
-    shift = 0.0
-    for _ in range(40):
+    chain: _Chain | _Plain, hessian: Any, slope: FloatArray, attempts: Iterator[float]
+) -> FloatArray:
+    """Newton's step on the free points, with the loss curved more where J bends down."""
+    for amount in attempts:
         try:
-            return chain.solve(hessian, -slope, shift), shift
+            return chain.solve(hessian, -slope, amount)
         except linalg.LinAlgError:
-            shift = 4 * shift or max(chain.first_shift(hessian), last / 2)
+            continue
     raise linalg.LinAlgError("The Hessian of J is not finite.")

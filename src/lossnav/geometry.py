@@ -19,7 +19,7 @@ from lossnav._checks import FloatArray
 if TYPE_CHECKING:
     import sympy
 
-    from lossnav._symbolic import Jet
+    from lossnav._jets import Jet
 
 
 class Field(abc.ABC):
@@ -49,13 +49,14 @@ class Field(abc.ABC):
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray] | None:
         """``(slope, value at the origin)`` if the field is affine in theta, else None."""
         jet = self._jet(dim)
-        if jet.terms[2] or any(slope.free_symbols for slope in jet.terms[1].values()):
+        if jet.degree not in (0, 1):
             return None
         value, slope = jet(np.zeros(dim), 1)
         return slope, value
 
     def _jet(self, dim: int) -> Jet:
-        from lossnav._symbolic import Jet, coordinates, default_names
+        from lossnav._jets import Jet
+        from lossnav._symbolic import coordinates, default_names
 
         compiled = self.__dict__.setdefault("_compiled", {})
         if dim not in compiled:

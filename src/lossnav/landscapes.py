@@ -22,7 +22,7 @@ from lossnav._checks import FloatArray
 if TYPE_CHECKING:
     import sympy
 
-    from lossnav._symbolic import Jet
+    from lossnav._jets import Jet
 
 
 class Loss(abc.ABC):
@@ -56,6 +56,15 @@ class Loss(abc.ABC):
     def hess(self, theta: ArrayLike) -> FloatArray:
         """The Hessian at points ``(..., D)``: shape ``(..., D, D)``."""
         return self.jet(theta, 2)[2]
+
+    def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the Hessian, on and above its diagonal, that may differ from zero."""
+        return np.triu_indices(dim)
+
+    def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Value, gradient and the entries `bends` of the Hessian ``(M, entries)`` at ``(M, D)``."""
+        value, g, H = self.jet(theta)
+        return value, g, H[:, *self.bends(theta.shape[1])]
 
     def expression(self, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
         """The loss as a formula in ``symbols``."""
@@ -128,7 +137,8 @@ class Function(Loss):
 
     @cached_property
     def _jet(self) -> Jet:
-        from lossnav._symbolic import Jet, coordinates
+        from lossnav._jets import Jet
+        from lossnav._symbolic import coordinates
 
         if self.names is None:
             raise ValueError(
@@ -143,8 +153,14 @@ class Function(Loss):
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
         return self._jet(_points(theta, self._jet.symbols), order)
 
+    def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._jet.bends
+
+    def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        return self._jet.sparse(theta)
+
     def quadratic(self) -> tuple[FloatArray, FloatArray, float, FloatArray] | None:
-        if any(bend.free_symbols for bend in self._jet.terms[2].values()):
+        if self._jet.degree is None:
             return None
         origin = np.zeros(len(self._jet.symbols))
         value, g, H = self.jet(origin)

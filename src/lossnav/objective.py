@@ -186,7 +186,8 @@ class Objective:
 
     @cached_property
     def _discount(self) -> Any:
-        from lossnav._symbolic import TIME, Jet
+        from lossnav._jets import Jet
+        from lossnav._symbolic import TIME
 
         entry = np.empty((), dtype=object)
         entry[()] = self.discount_expression()

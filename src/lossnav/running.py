@@ -15,7 +15,6 @@ import numpy as np
 
 from lossnav._checks import FloatArray
 from lossnav.geometry import ConstantMetric, Field
-from lossnav.landscapes import Function, Loss
 from lossnav.objective import Objective
 
 
@@ -97,14 +96,44 @@ def is_plain(objective: Objective) -> bool:
     return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
 
 
-def bent(loss: Loss, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the loss's Hessian, on and above the diagonal, that may differ from zero."""
-    return loss._jet.bent if isinstance(loss, Function) else np.triu_indices(dim)
+def dip(objective: Objective, theta: FloatArray, velocity: FloatArray) -> float:
+    """How far the running cost bends down at any of the points: curved that much more, it is convex.
+
+    Args:
+        objective: What the learner assumes.
+        theta: Points ``(M, D)``.
+        velocity: Velocities ``(M, D)``.
+
+    Examples:
+        >>> from lossnav.landscapes import DoubleWell
+        >>> dip(Objective(DoubleWell()), np.zeros((1, 2)), np.zeros((1, 2)))
+        4.0
+    """
+    dim = theta.shape[1]
+    if is_plain(objective):
+        places = objective.loss.bends(dim)
+        entries = objective.k * objective.loss.sparse_jet(theta)[2]
+    else:
+        hessian = running_jet(objective, theta, velocity)[2]
+        mixed = hessian[:, dim:, :dim]
+        saved = np.swapaxes(mixed, 1, 2) @ np.linalg.solve(hessian[:, dim:, dim:], mixed)
+        places = np.triu_indices(dim)
+        entries = (hessian[:, :dim, :dim] - saved)[:, *places]
+    return max(0.0, -_lowest(entries, *places, dim))
 
 
-def sparse_jet(loss: Loss, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Value, gradient and the entries `bent` of the Hessian at points ``(M, D)``."""
-    if isinstance(loss, Function):
-        return loss._jet.sparse(theta)
-    value, g, H = loss.jet(theta)
-    return value, g, H[:, *np.triu_indices(theta.shape[1])]
+def _lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> float:
+    """A lower bound of the eigenvalues of symmetric matrices; exact for small ones."""
+    if not np.isfinite(entries).all():
+        return 0.0
+    if dim <= 16:
+        A = np.zeros((len(entries), dim, dim))
+        A[:, rows, columns] = A[:, columns, rows] = entries
+        return float(np.linalg.eigvalsh(A).min())
+    beside = rows != columns  # Gershgorin: the diagonal less what stands beside it
+    low = np.zeros((dim, len(entries)))
+    low[rows[~beside]] = entries[:, ~beside].T
+    size = np.abs(entries[:, beside]).T
+    np.subtract.at(low, rows[beside], size)
+    np.subtract.at(low, columns[beside], size)
+    return float(low.min())

@@ -113,7 +113,8 @@ class _System:
     """The derived equations as numbers: accelerations, and their slopes in (theta, v)."""
 
     def __init__(self, objective: Objective) -> None:
-        from lossnav._symbolic import TIME, Jet
+        from lossnav._jets import Jet
+        from lossnav._symbolic import TIME
         from lossnav.derivation import derive
 
         self.objective = objective

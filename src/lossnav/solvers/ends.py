@@ -74,13 +74,14 @@ def _rest_point(objective: Objective, near: FloatArray) -> FloatArray:
     """The point of rest that ``near`` leads to as the drift is brought in step by step."""
     start, _ = _rest_condition(objective, near)
     theta, share, step = near, 0.0, 1.0
+    least = 1.0 if objective.drift is None else 1e-3
     while share < 1.0:
         try:
             theta = _root(objective, theta, (1 - min(share + step, 1.0)) * start)
             share, step = min(share + step, 1.0), 2 * step
         except ValueError:
             step /= 2
-            if step < 1e-3:
+            if step < least:
                 raise ValueError(f"No point of rest was found near {_short(near)}.") from None
     return theta
 
@@ -142,7 +143,7 @@ def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[
         if (
             np.isfinite(value[i])
             and not near
-            and linalg.norm(slope[i]) <= 1e-6 * (1 + abs(value[i]))
+            and linalg.norm(slope[i]) * (1 + linalg.norm(points[i])) <= 1e-6 * (1 + abs(value[i]))
         ):
             found.append(points[i])
     return found[:most]

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective
 from lossnav.solvers.base import Method
 from lossnav.trajectory import Status, Trajectory
+
+SETTLED = 1e-4
+"""The part of the error of straight pieces that the rest of the minimisation may be."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class MatrixFree(Method):
     """Least J over paths of straight lines, by gradients of the loss; for a finite horizon.
 
     The result is locally optimal. It starts from gradient descent and never gets worse than that.
+    The search ends when it could gain no more than ``tol``, or far less than what straight pieces
+    cost too much; the reported error counts both.
 
     Args:
         steps: Number of straight pieces; costs are taken in their middles (second order).
@@ -68,16 +73,23 @@ class MatrixFree(Method):
             value, slope = sums.cost(points)
             return value, sums.pulled_back(slope).ravel()
 
+        def enough(intermediate_result: OptimizeResult) -> None:
+            """Stop where a last step would gain far less than straight pieces cost too much."""
+            points = sums.points(intermediate_result.x.reshape(scaled.shape))
+            if sums.left(sums.cost(points)[1]) <= SETTLED * sums.bend(points):
+                raise StopIteration
+
         done = minimize(
-            cost, scaled.ravel(), jac=True, method="L-BFGS-B",
+            cost, scaled.ravel(), jac=True, method="L-BFGS-B", callback=enough,
             options={"maxiter": self.iterations, "maxcor": self.memory, "ftol": tol / 10, "gtol": 0.0},
         )  # fmt: skip
         points = sums.points(done.x.reshape(scaled.shape))
         value, slope = sums.cost(points)
-        left = float(np.sum(sums.pulled_back(slope) ** 2)) / 2  # what a last step would gain
+        left = sums.left(slope)
         velocity = np.gradient(points, sums.t, axis=0)
         velocity[0] = -objective.eta * slope[0] / float(objective.discount_at(0.0))
-        status = Status.CONVERGED if done.success else Status.ITERATIONS
+        settled = done.success or left <= SETTLED * sums.bend(points)
+        status = Status.CONVERGED if settled else Status.ITERATIONS
         if not math.isfinite(value):
             status = Status.NOT_FINITE
         times = sums.t
@@ -172,6 +184,10 @@ class _Sums:
         lower = np.zeros_like(self.factor)
         lower[0], lower[1, :-1] = self.factor[1], self.factor[0, 1:]
         return linalg.solve_banded((1, 0), lower, slope[self.free])
+
+    def left(self, slope: FloatArray) -> float:
+        """What a last step would gain."""
+        return float(np.sum(self.pulled_back(slope) ** 2)) / 2
 
     def bend(self, points: FloatArray) -> float:
         """How much the straight pieces may cost too much: from the turns between them."""

@@ -1,0 +1,178 @@
+"""Sums of like terms: each shape of term is differentiated once, however often it occurs.
+
+A loss of many coordinates is mostly a sum of terms that differ in their coordinates and numbers
+only: ``(x1**2 - 1)**2 + (x2**2 - 1)**2 + ...``. Its template ``(s0**2 + c0)**2`` is worked on once,
+so that neither the time to build nor the number of NumPy calls grows with the terms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+Slots = tuple[int, ...]
+
+
+@dataclass
+class Template:
+    """A shape of term, and where it occurs.
+
+    Attributes:
+        formula: In ``slots`` for coordinates and ``numbers`` for constants.
+        entries: Which entry of the array each occurrence belongs to.
+        factors: The number in front of each occurrence.
+        places: The coordinates that fill the slots of each occurrence.
+        values: The numbers of each occurrence.
+    """
+
+    formula: sympy.Expr
+    slots: tuple[sympy.Symbol, ...]
+    numbers: tuple[sympy.Symbol, ...] = ()
+    entries: list[int] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
+    places: list[Slots] = field(default_factory=list)
+    values: list[tuple[float, ...]] = field(default_factory=list)
+
+    def add(self, entry: int, factor: float, places: Slots, values: tuple[float, ...] = ()) -> None:
+        self.entries.append(entry)
+        self.factors.append(factor)
+        self.places.append(places)
+        self.values.append(values)
+
+    @cached_property
+    def derivatives(self) -> dict[Slots, sympy.Expr]:
+        """The formula and its derivatives that are not zero, by the slots they are taken in."""
+        found: dict[Slots, sympy.Expr] = {(): self.formula}
+        position = {slot: i for i, slot in enumerate(self.slots)}
+        for i, slope in _slopes(self.formula, position).items():
+            found[(i,)] = slope
+            for j, bend in _slopes(slope, position).items():
+                if j >= i:
+                    found[(i, j)] = bend
+        return found
+
+
+@dataclass
+class Monomial:
+    """A term ``c``, ``c x`` or ``c x y`` of one entry."""
+
+    entry: int
+    factor: float
+    places: Slots
+
+
+def sort_terms(
+    entries: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]
+) -> tuple[list[Template], list[Monomial]]:
+    """The terms of each entry by shape; those that occur once are left together, as one template.
+
+    Examples:
+        >>> x, y = sympy.symbols("x y")
+        >>> shapes, simple = sort_terms([(x**2 - 1)**2 + 3*(y**2 - 4)**2 + x*y], [x, y])
+        >>> [shape.formula for shape in shapes]
+        [(c0 + s0**2)**2]
+        >>> shapes[0].places, shapes[0].values, simple
+        ([(0,), (1,)], [(-1.0,), (-4.0,)], [Monomial(entry=0, factor=1.0, places=(0, 1))])
+    """
+    position = {s: i for i, s in enumerate(symbols)}
+    simple: list[Monomial] = []
+    shaped: list[tuple[int, sympy.Expr, float, _Shape]] = []
+    for entry, formula in enumerate(entries):
+        for term in sympy.Add.make_args(formula):
+            number, body = term.as_coeff_Mul()
+            at = _monomial(body, position)
+            if at is not None:
+                simple.append(Monomial(entry, float(number), at))
+            else:
+                shaped.append((entry, term, float(number), _Shape(body, position)))
+    count = Counter(shape.key for *_, shape in shaped)
+    like: dict[Any, Template] = {}
+    single: dict[int, list[sympy.Expr]] = {}
+    for entry, term, factor, shape in shaped:
+        if count[shape.key] == 1:
+            single.setdefault(entry, []).append(term)
+            continue
+        if shape.key not in like:
+            like[shape.key] = Template(*shape.formula())
+        like[shape.key].add(entry, factor, tuple(shape.places), tuple(shape.values))
+    rest = []
+    for entry, terms in single.items():
+        whole = sympy.Add(*terms)
+        slots = sorted(whole.free_symbols, key=lambda s: position[s])
+        rest.append(Template(whole, tuple(slots)))
+        rest[-1].add(entry, 1.0, tuple(position[s] for s in slots))
+    return [*like.values(), *rest], simple
+
+
+class _Shape:
+    """The shape of a term: its tree with coordinates and numbers, except exponents, left open."""
+
+    def __init__(self, body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> None:
+        self.position = position
+        self.places: list[int] = []
+        self.values: list[float] = []
+        self.key = self._of(body)
+
+    def _of(self, node: sympy.Basic) -> Any:
+        if node in self.position:
+            place = self.position[node]
+            if place not in self.places:
+                self.places.append(place)
+            return "s", self.places.index(place)
+        if node.is_Number:
+            self.values.append(float(node))
+            return "c", len(self.values) - 1
+        if node.is_Pow and node.exp.is_Number:
+            return sympy.Pow, self._of(node.base), ("n", node.exp)
+        if not node.args:
+            return "n", node
+        return (node.func, *(self._of(child) for child in node.args))
+
+    def formula(self) -> tuple[sympy.Expr, tuple[sympy.Symbol, ...], tuple[sympy.Symbol, ...]]:
+        slots = [sympy.Symbol(f"s{i}", real=True) for i in range(len(self.places))]
+        numbers = [sympy.Symbol(f"c{i}", real=True) for i in range(len(self.values))]
+
+        def build(key: Any) -> sympy.Expr:
+            kind, *rest = key
+            if kind == "n":
+                return rest[0]
+            if kind in ("s", "c"):
+                return (slots if kind == "s" else numbers)[rest[0]]
+            return kind(*(build(child) for child in rest))
+
+        return build(self.key), tuple(slots), tuple(numbers)
+
+
+def _monomial(body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> Slots | None:
+    """The coordinates of 1, ``x`` or ``x y``; None for all else."""
+    if body == 1:
+        return ()
+    factors = body.args if body.is_Mul else (body,)
+    if body.is_Pow and body.exp == 2:
+        factors = (body.base,) * 2
+    if len(factors) > 2 or any(f not in position for f in factors):
+        return None
+    return tuple(sorted(position[f] for f in factors))
+
+
+def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int, sympy.Expr]:
+    """The derivatives that are not zero; of a sum, only terms that hold the coordinate are met."""
+    parts: dict[int, list[sympy.Expr]] = {}
+    for term in sympy.Add.make_args(entry):
+        for symbol in term.free_symbols:
+            if symbol in position:
+                parts.setdefault(position[symbol], []).append(sympy.diff(term, symbol))
+    slopes = {i: _without_kinks(sympy.Add(*parts[i])) for i in sorted(parts)}
+    return {i: slope for i, slope in slopes.items() if slope != 0}
+
+
+def _without_kinks(slope: sympy.Expr) -> sympy.Expr:
+    """The derivative beside a kink, as of ``abs(x)``: what it is at the kink is no number."""
+    if not slope.has(sympy.DiracDelta):
+        return slope
+    return slope.replace(sympy.DiracDelta, lambda *_: sympy.Integer(0))

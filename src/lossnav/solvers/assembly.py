@@ -1,0 +1,205 @@
+"""J of a piecewise polynomial path on one mesh: value, gradient, and the Hessian of each element.
+
+Where motion costs the same everywhere (no drift, constant metric), the kinetic part is one fixed
+matrix and only the loss is worked out again at each step, at the places of its Hessian that are
+not always zero.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from lossnav._checks import FloatArray
+from lossnav.objective import Objective
+from lossnav.running import dip, is_plain, running_jet
+from lossnav.solvers.ends import End
+from lossnav.solvers.mesh import Mesh, reference
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be minimised over paths that start at ``theta0``.
+
+    Attributes:
+        objective: What the learner assumes.
+        theta0: Start ``(D,)``.
+        stop: The last point, if it is fixed.
+        end: Where the path comes to rest after the mesh, on an infinite horizon; adds the cost of
+            the rest of the way.
+    """
+
+    objective: Objective
+    theta0: FloatArray
+    stop: FloatArray | None = None
+    end: End | None = None
+
+    @property
+    def rest(self) -> float:
+        """Running cost that is taken off, so that a path without discount can cost something finite."""
+        return 0.0 if self.end is None else self.end.policy.rest
+
+    def on(self, mesh: Mesh) -> Assembly:
+        """J on the points of a mesh."""
+        return (_Plain if is_plain(self.objective) else _General)(self, mesh)
+
+    def velocity0(self, slope0: FloatArray) -> FloatArray:
+        """f - eta G^-1 dJ/dtheta_0: more accurate than the slope of the polynomial."""
+        objective = self.objective
+        push = objective.eta * slope0 / float(objective.discount_at(0.0))
+        step = np.linalg.solve(objective.metric_at(self.theta0), push)
+        return np.asarray(objective.drift_at(self.theta0) - step, dtype=np.float64)
+
+
+class Assembly(abc.ABC):
+    """J on one mesh.
+
+    Attributes:
+        weight: Quadrature weight times discount at each Gauss point ``(E, p + 1)``.
+    """
+
+    def __init__(self, task: Task, mesh: Mesh) -> None:
+        self.task, self.mesh = task, mesh
+        discount = task.objective.discount_at(mesh.gauss_t)
+        self.weight = mesh.reference.weights * mesh.widths[:, None] * discount
+        self._rest = task.rest * float(self.weight.sum())
+
+    @abc.abstractmethod
+    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        """J, its gradient ``(N, D)`` and the Hessian of each element ``(E, (p+1) D, (p+1) D)``."""
+
+    @property
+    def shares(self) -> FloatArray:
+        """How much a loss of 1 everywhere would cost at each point of each element ``(E, p + 1)``."""
+        return self.weight @ self.mesh.reference.value
+
+    def dip(self, points: FloatArray) -> float:
+        """How far the running cost bends down on the path: curved that much more, J is convex."""
+        mesh, dim = self.mesh, points.shape[1]
+        local, h = mesh.local(points), mesh.widths[:, None, None]
+        at, pace = mesh.reference.value @ local, mesh.reference.slope @ local / h
+        return dip(self.task.objective, at.reshape(-1, dim), pace.reshape(-1, dim))
+
+    def _after(self, last: FloatArray) -> tuple[float, FloatArray, FloatArray] | None:
+        """The cost of the way beyond the mesh, with its derivatives in the last point."""
+        if self.task.end is None:
+            return None
+        policy = self.task.end.policy
+        D = float(self.task.objective.discount_at(self.mesh.edges[-1]))
+        slope = policy.P @ (last - policy.center) + policy.s
+        return D * float(policy.value(last)), D * slope, D * policy.P
+
+
+class _Plain(Assembly):
+    """No drift, constant metric."""
+
+    def __init__(self, task: Task, mesh: Mesh) -> None:
+        super().__init__(task, mesh)
+        objective, ref, dim = task.objective, mesh.reference, len(task.theta0)
+        metric = objective.metric
+        self.G = None if metric is None else metric(task.theta0)
+        pace = self.weight / (objective.eta * mesh.widths[:, None] ** 2)
+        self.kinetic = (ref.slope.T * pace[:, None, :]) @ ref.slope
+        self.potential = objective.k * self.weight
+        size = (mesh.degree + 1) * dim
+        unit = np.eye(dim) if self.G is None else self.G
+        fixed = self.kinetic[:, :, None, :, None] * unit[:, None, :]
+        self.fixed = fixed.reshape(-1, size, size)
+        after = self._after(task.theta0)
+        if after is not None:
+            self.fixed[-1, -dim:, -dim:] += after[2]
+        rows, cols = objective.loss.bends(dim)
+        self.places, self.off = (rows, cols), np.nonzero(rows != cols)[0]
+
+    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        mesh, loss = self.mesh, self.task.objective.loss
+        value = mesh.reference.value
+        local = mesh.local(points)
+        at = (value @ local).reshape(-1, points.shape[1])
+        jets = loss.sparse_jet(at) if order == 2 else loss.jet(at, order)
+        pull = self.kinetic @ local
+        if self.G is not None:
+            pull = pull @ self.G
+        J = np.asarray(np.vdot(local, pull) / 2 + np.vdot(self.potential, jets[0]) - self._rest)
+        after = self._after(points[-1])
+        if after is not None:
+            J = J + after[0]
+        if order == 0:
+            return (J,)
+        push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
+        gradient = mesh.gather(pull + value.T @ push)
+        if after is not None:
+            gradient[-1] += after[1]
+        return (
+            (J, gradient) if order == 1 else (J, gradient, self._hessian(jets[2], len(points[0])))
+        )
+
+    def _hessian(self, bends: FloatArray, dim: int) -> FloatArray:
+        blocks = self.fixed.copy()
+        count, n = len(blocks), self.mesh.degree + 1
+        rows, cols = self.places
+        weighted = bends.T.reshape(-1, *self.potential.shape) * self.potential
+        parts = (weighted @ _products(self.mesh.degree)[0].reshape(n * n, n).T).reshape(
+            -1, count, n, n
+        )
+        inside = blocks.reshape(count, n, dim, n, dim)
+        inside[:, :, rows, :, cols] += parts
+        if len(self.off):
+            inside[:, :, cols[self.off], :, rows[self.off]] += parts[self.off]
+        return blocks
+
+
+class _General(Assembly):
+    """Any metric and drift."""
+
+    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        mesh = self.mesh
+        ref, h, dim = mesh.reference, mesh.widths[:, None, None], points.shape[1]
+        local = mesh.local(points)
+        jets = running_jet(self.task.objective, ref.value @ local, ref.slope @ local / h, order)
+        results = [np.asarray(np.vdot(self.weight, jets[0]) - self._rest)]
+        if order >= 1:
+            by_theta, by_v = (self.weight[..., None] * jets[1][..., s] for s in _halves(dim))
+            results.append(mesh.gather(ref.value.T @ by_theta + ref.slope.T @ by_v / h))
+        if order >= 2:
+            results.append(_element_hessians(mesh, self.weight, jets[2], dim))
+        after = self._after(points[-1])
+        if after is not None:
+            results[0] = results[0] + after[0]
+            if order >= 1:
+                results[1][-1] += after[1]
+            if order >= 2:
+                results[2][-1, -dim:, -dim:] += after[2]
+        return tuple(results)
+
+
+def _halves(dim: int) -> tuple[slice, slice]:
+    return slice(0, dim), slice(dim, 2 * dim)
+
+
+@cache
+def _products(degree: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Products of basis functions at the Gauss points: value-value, value-slope, slope-slope."""
+    N, S = reference(degree).value, reference(degree).slope
+    pairs = [np.einsum("ga,gb->abg", x, y) for x, y in ((N, N), (N, S), (S, S))]
+    return pairs[0], pairs[1], pairs[2]
+
+
+def _element_hessians(mesh: Mesh, weight: FloatArray, hessian: FloatArray, dim: int) -> FloatArray:
+    count, points = len(mesh.widths), mesh.degree + 1
+    weighted = weight[..., None, None] * hessian
+    one, two = _halves(dim)
+    h = mesh.widths[:, None, None, None, None]
+
+    def summed(pair: FloatArray, part: FloatArray) -> FloatArray:
+        flat = pair.reshape(points**2, points) @ part.reshape(count, points, dim * dim)
+        return flat.reshape(count, points, points, dim, dim)
+
+    vv, vs, ss = _products(mesh.degree)
+    total = summed(vv, weighted[..., one, one]) + summed(ss, weighted[..., two, two]) / h**2
+    mixed = summed(vs, weighted[..., one, two]) / h
+    total += mixed + mixed.transpose(0, 2, 1, 4, 3)
+    return total.transpose(0, 1, 3, 2, 4).reshape(count, points * dim, points * dim)

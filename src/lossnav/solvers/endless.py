@@ -1,0 +1,185 @@
+"""Ritz on an infinite horizon: a path to each place where it may come to rest, and the least J.
+
+The part of the path beyond the mesh is accounted for by the Riccati equation around its end. When
+discount, not an end, decides, the path over a window of time that matters is taken instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import linalg
+
+from lossnav._checks import FloatArray
+from lossnav.objective import Objective
+from lossnav.solvers.assembly import Task
+from lossnav.solvers.ends import End, end_at
+from lossnav.solvers.finite import COARSE, best_of, bump, near, rate, slow_flow, solve_finite
+from lossnav.solvers.mesh import Mesh, graded
+from lossnav.solvers.newton import Minimum, minimise
+from lossnav.solvers.refinement import refine, trajectory
+from lossnav.trajectory import Status, Trajectory
+
+if TYPE_CHECKING:
+    from lossnav.solvers.ritz import Ritz
+
+APPROACH = 8.0
+"""Length of the first mesh, in units of the slowest decay at the end."""
+WINDOW = 45.0
+"""exp(-WINDOW) of the cost is too little to matter at any tolerance."""
+
+
+def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: float) -> Trajectory:
+    found: list[Trajectory] = []
+    reasons: list[str] = []
+    ends: list[End] = []
+    for point in near(ritz, objective, theta0):
+        try:
+            end = end_at(objective, point)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        if not any(_same(end.theta, other.theta) for other in ends):
+            ends.append(end)
+    window = WINDOW / objective.gamma if objective.gamma else math.inf
+    for end in ends:
+        try:
+            if APPROACH / end.slow > window:
+                raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
+            found.append(_to_end(ritz, objective, theta0, end, ends, tol))
+        except ValueError as error:
+            reasons.append(str(error))
+    late = any(APPROACH / end.slow > window for end in ends)
+    cheap = window * rate(objective, theta0) <= 400
+    # With a drift the best path need not come to rest, so one is looked for that does not.
+    if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
+        found.append(_undirected(ritz, objective, theta0, ends, tol))
+    if not found:
+        why = reasons[0] if reasons else "descent from many starts found no minimum of the loss."
+        raise ValueError(
+            f"No end for an endless path was found: {why} Give ends or a finite horizon."
+        )
+    best = best_of(_distinct(found))
+    if best.status is Status.UNBOUNDED:
+        raise ValueError(
+            "J is unbounded below: the cost falls without end along paths that run away. Bound "
+            "the loss from below, or use a finite horizon."
+        )
+    return best
+
+
+def _to_end(
+    ritz: Ritz, objective: Objective, theta0: FloatArray, end: End, ends: Sequence[End], tol: float
+) -> Trajectory:
+    """The best path that comes to rest at ``end``."""
+    task = Task(objective, theta0, end=end)
+    fast = max(end.fast, rate(objective, theta0))
+    widest = max(end.slow, objective.gamma / 0.75)
+    horizon = APPROACH / end.slow
+    for _ in range(3):
+        mesh = Mesh(graded(horizon, fast, slow=widest), 3)
+        way, pace = theta0 - end.theta, end.slow * mesh.t
+        guesses = [end.theta + np.exp(-pace)[:, None] * way + bump(pace * np.exp(-pace), way)]
+        if objective.drift is not None:  # it may pay to go round
+            guesses.append(theta0 + end.policy.displacement(theta0, mesh.t))
+        if ritz.guess is not None:
+            guesses.append(ritz.guess(mesh.t))
+        tries = [minimise(task, mesh, guess, ritz.iterations, COARSE) for guess in guesses]
+        result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
+        if _arrived(result, end) or result.status is Status.INTERRUPTED:
+            result, error = refine(task, result, tol, stretch=1.5, **ritz.limits)
+            if _waits(result, end, ends):
+                break
+            return trajectory(task, result, error)
+        last = result.points[-1]
+        if any(linalg.norm(last - x.theta) < linalg.norm(last - end.theta) for x in ends):
+            break
+        horizon *= 2
+    raise ValueError(f"The best path does not settle at {end.theta}.")
+
+
+def _undirected(
+    ritz: Ritz, objective: Objective, theta0: FloatArray, ends: Sequence[End], tol: float
+) -> Trajectory:
+    """The best path when discount decides, not an end: what comes after the window is forgotten."""
+    T = 1.5 * WINDOW / objective.gamma
+    path = solve_finite(ritz, objective, theta0, T, None, tol)
+    # The last third feels that the window ends; the path through the rest does not.
+    shown = path.t <= T / 1.5
+    last = path.theta[shown][-1]
+    cut = float(path.t[shown][-1])
+
+    def at(t: FloatArray) -> FloatArray:
+        inside = path.interpolate(np.minimum(t, cut))
+        if not (t > cut).any():
+            return inside
+        later = np.maximum(t - cut, 0.0)
+        beyond = _undirected(ritz, objective, last, ends, tol).interpolate(later)
+        return np.where((t > cut)[..., None], beyond, inside)
+
+    return replace(
+        path,
+        t=path.t[shown],
+        theta=path.theta[shown],
+        kinetic=path.kinetic[shown],
+        potential=path.potential[shown],
+        interpolate=at,
+        end=_destination(objective, last, ends),
+        candidates=(),
+    )
+
+
+def _arrived(result: Minimum, end: End) -> bool:
+    """Whether the path is near its end, in the directions that the loss sees, and was so half way.
+
+    A path that waits elsewhere and leaves for the end just before the mesh is over has not arrived.
+    """
+    speeds = linalg.norm((result.points - end.theta) @ end.policy.K.T, axis=-1)
+    half = speeds[np.searchsorted(result.mesh.t, result.mesh.edges[-1] / 2)]
+    most = max(float(speeds.max()), 1e-300)
+    return bool((speeds[-1] <= 0.05 * most and half <= 0.5 * most) or most <= 1e-12)
+
+
+def _waits(result: Minimum, end: End, ends: Sequence[End]) -> bool:
+    """Whether the path rests at another end first: it then costs what resting there costs."""
+    for other in ends:
+        if other is not end:
+            near = linalg.norm(result.points - other.theta, axis=-1)
+            if near[1:].min() <= 1e-3 * (1 + linalg.norm(other.theta)) < near[0]:
+                return True
+    return False
+
+
+def _destination(objective: Objective, theta: FloatArray, ends: Sequence[End]) -> FloatArray | None:
+    """The end that ``theta`` is near, or that the slow flow leads to from it, if it is one of ``ends``."""
+    if not ends:
+        return None
+    for end in ends:
+        if linalg.norm(theta - end.theta) <= 1e-3 * (1 + linalg.norm(end.theta)):
+            return end.theta
+    time = min(30.0 / min(end.slow for end in ends), 1e3 / min(end.fast for end in ends))
+    last = slow_flow(objective, theta, np.array([0.0, time]))[-1]
+    nearest = min((end.theta for end in ends), key=lambda x: float(linalg.norm(last - x)))
+    return nearest if linalg.norm(last - nearest) <= 0.05 * (1 + linalg.norm(nearest)) else None
+
+
+def _same(a: FloatArray, b: FloatArray) -> bool:
+    return bool(linalg.norm(a - b) <= 1e-6 * (1 + linalg.norm(a)))
+
+
+def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
+    """Without the worse solved of two paths that begin alike and cost the same."""
+    kept: list[Trajectory] = []
+    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None)):
+        alike = (
+            abs(path.J - other.J) <= 1e-5 * abs(other.J)
+            and linalg.norm(path.velocity0 - other.velocity0) <= 1e-3 * linalg.norm(other.velocity0)
+            for other in kept
+        )
+        if not any(alike):
+            kept.append(path)
+    return kept

@@ -1,0 +1,144 @@
+"""Ritz on a finite horizon: from several first paths, with a fixed or a free end."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.integrate import solve_ivp
+
+from lossnav._checks import FloatArray
+from lossnav.objective import Objective
+from lossnav.running import running_jet
+from lossnav.solvers.assembly import Task
+from lossnav.solvers.ends import minima
+from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.newton import Minimum, minimise
+from lossnav.solvers.refinement import compare, refine, trajectory
+from lossnav.trajectory import Status, Trajectory
+
+if TYPE_CHECKING:
+    from lossnav.solvers.ritz import Ritz
+
+COARSE = 1e-4
+"""Accuracy of the first solve, on polynomials of degree 3, which only has to find the way."""
+
+
+def solve_finite(
+    ritz: Ritz,
+    objective: Objective,
+    theta0: FloatArray,
+    T: float,
+    end: FloatArray | None,
+    tol: float,
+) -> Trajectory:
+    """The best path over the time ``T``, to ``end`` if it is given."""
+    task = Task(objective, theta0, stop=end)
+    pace = max(rate(objective, theta0), objective.gamma / 0.75, 1e-3 / T)
+    if end is not None:
+        pace = max(pace, rate(objective, end))
+    count = ritz.elements or min(max(4, math.ceil(T * pace / 2)), 400)
+    mesh = Mesh(np.linspace(0, T, count + 1), ritz.degree if ritz.elements else 3)
+    found: list[Minimum] = []
+    for points in _guesses(ritz, objective, theta0, mesh, end):
+        accuracy = 1e-11 if ritz.elements else COARSE
+        result = minimise(task, mesh, points, ritz.iterations, accuracy)
+        if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
+            found.append(result)
+    found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
+    paths = []
+    for result in found[:3]:
+        if ritz.elements:
+            paths.append(trajectory(task, result, compare(task, result, ritz.iterations)))
+        else:
+            paths.append(trajectory(task, *refine(task, result, tol, stretch=1.0, **ritz.limits)))
+    return best_of(paths)
+
+
+def _guesses(
+    ritz: Ritz, objective: Objective, theta0: FloatArray, mesh: Mesh, end: FloatArray | None
+) -> list[FloatArray]:
+    share = (mesh.t / mesh.edges[-1])[:, None]
+    own = [] if ritz.guess is None else [ritz.guess(mesh.t)]
+    if end is not None:
+        aside = bump(np.sin(np.pi * share[:, 0]), end - theta0)
+        return [theta0 + share * (end - theta0) + aside, *own]
+    pace = 1 - np.exp(-4 * share)
+    guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy(), *own]
+    guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
+    if objective.gamma:
+        guesses.append(slow_flow(objective, theta0, mesh.t))
+    return [guess for guess in guesses if np.isfinite(guess).all()]
+
+
+def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+    """Points near which a path may end: those given, or minima found by descent."""
+    if ritz.ends is not None:
+        return [np.asarray(point, dtype=np.float64) for point in ritz.ends]
+    return minima(objective, theta0)
+
+
+def rate(objective: Objective, theta: FloatArray) -> float:
+    """How fast things can change near ``theta``."""
+    dim = len(theta)
+    hessian = running_jet(objective, theta, np.zeros(dim))[2]
+    if not np.isfinite(hessian).all():
+        return 1.0
+    M = hessian[dim:, dim:]
+    try:
+        np.linalg.cholesky(M)
+        bend, turn = np.linalg.solve(M, [hessian[:dim, :dim], hessian[dim:, :dim]])
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"The metric is not positive definite at {theta}: a metric must give every direction a "
+            "positive length wherever the path may go."
+        ) from None
+    return (
+        math.sqrt(np.linalg.norm(bend, 2))
+        + float(np.linalg.norm(turn, 2))
+        + objective.gamma
+        + 1e-12
+    )
+
+
+def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
+    """The overdamped path f - (eta k/gamma) G^-1 grad L, which large discount makes optimal."""
+    pace = objective.eta * objective.k / objective.gamma
+
+    def flow(_: float, x: FloatArray) -> FloatArray:
+        push = np.linalg.solve(objective.metric_at(x), objective.loss.grad(x))
+        return objective.drift_at(x) - pace * push
+
+    def far(_: float, x: FloatArray) -> float:
+        return 1e6 * (1 + float(np.abs(theta).max())) - float(np.abs(x).max())
+
+    far.terminal = True  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a flow that escapes is no guess; nothing to report
+        solution = solve_ivp(
+            flow, (0.0, t[-1]), theta, method="LSODA", t_eval=t, rtol=1e-5, events=far
+        )
+    return solution.y.T if solution.status == 0 else np.full((len(t), len(theta)), math.nan)
+
+
+def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
+    """A slight bend, the same every time: a path that keeps to a line of symmetry may be a saddle."""
+    aside = np.random.default_rng(0).normal(size=len(way))
+    return 1e-2 * np.outer(shape, aside) * float(np.linalg.norm(way) / np.linalg.norm(aside))
+
+
+def best_of(paths: list[Trajectory]) -> Trajectory:
+    """The path of least J, with the others as its candidates; a near tie is said in the status."""
+    # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
+    ranked = sorted(paths, key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
+    best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
+    tie = (
+        others
+        and abs(others[0].rest - best.rest) <= 1e-9
+        and others[0].J - best.J <= 1e-3 * max(abs(best.J), 1e-300)
+    )
+    status = Status.NEAR_TIE if tie and best.status is Status.CONVERGED else best.status
+    return replace(best, candidates=others, status=status)

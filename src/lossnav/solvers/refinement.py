@@ -1,0 +1,140 @@
+"""Refine a path until it is as exact as asked, and say how exact it is.
+
+The degree rises, rough elements are halved and, on an infinite horizon, the mesh grows, until two
+solutions in a row agree to the tolerance; what they still differ by is the reported error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from lossnav._checks import FloatArray
+from lossnav.solvers.assembly import Task
+from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.newton import Minimum, minimise
+from lossnav.trajectory import Status, Trajectory
+
+ROUNDING = 1e-12
+"""No error is reported below this."""
+
+
+def refine(
+    task: Task,
+    result: Minimum,
+    tol: float,
+    *,
+    degree: int,
+    stretch: float,
+    iterations: int,
+    rounds: int,
+) -> tuple[Minimum, float]:
+    """The path to a relative accuracy of ``tol``, and its estimated error.
+
+    Args:
+        task: What to minimise.
+        result: A path to start from, on a mesh that shows the way.
+        tol: Accuracy to reach.
+        degree: Degree to reach; the first solution has two less.
+        stretch: How much longer the mesh gets in each round; 1 on a finite horizon.
+        iterations: The most Newton steps on one mesh.
+        rounds: The most meshes.
+    """
+    error = math.inf
+    if result.status is Status.INTERRUPTED:
+        return result, error
+    # A Newton step that gains this part of J is of relative size sqrt(accuracy), the next its square.
+    accuracy = min(max(tol / 10, 1e-11), 1e-7)
+    first = True
+    for _ in range(rounds):
+        if first:
+            mesh = result.mesh.raised(max(degree - 2, 2))
+        else:
+            mesh = _finer(result, degree, tol, stretch if error > tol else 1.0)
+        new = minimise(task, mesh, _carry(task, result, mesh), iterations, accuracy)
+        if not first:
+            error = _difference(task, new, result)
+        if new.status is not Status.CONVERGED:
+            best = replace(new if new.J <= result.J else result, status=new.status)
+            return best, math.inf
+        result = new
+        if error <= tol:
+            return result, max(error, ROUNDING)
+        first = False
+    result.status = Status.ITERATIONS
+    return result, error
+
+
+def compare(task: Task, result: Minimum, iterations: int) -> float:
+    """The error of a solution on a given mesh, from one of a lower degree."""
+    lower = result.mesh.raised(result.mesh.degree - 1)
+    points = result.mesh.sample(result.points, lower.t)
+    return _difference(task, result, minimise(task, lower, points, iterations))
+
+
+def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
+    """The mesh with rough elements halved, and longer."""
+    old = result.mesh
+    edges, T = old.edges, old.edges[-1]
+    if stretch > 1:
+        longer = T * stretch
+        extra = max(1, math.ceil((longer - T) / min(old.widths[-1], longer - T)))
+        edges = np.append(edges, np.linspace(T, longer, extra + 1)[1:])
+    size = max(float(np.ptp(result.points, axis=0).max()), 1e-300)
+    rough = np.zeros(len(edges) - 1, dtype=bool)
+    rough[: len(old.widths)] = old.roughness(result.points) > 0.05 * math.sqrt(tol) * size
+    return Mesh(edges, degree).split(rough)
+
+
+def _carry(task: Task, result: Minimum, mesh: Mesh) -> FloatArray:
+    """The path on another mesh; beyond its old end it follows the policy around the end point."""
+    T = result.mesh.edges[-1]
+    points = result.mesh.sample(result.points, np.minimum(mesh.t, T))
+    late = mesh.t > T
+    if late.any() and task.end is not None:
+        last = result.points[-1]
+        points[late] = last + task.end.policy.displacement(last, mesh.t[late] - T)
+    return points
+
+
+def _difference(task: Task, new: Minimum, old: Minimum) -> float:
+    """The larger of the relative changes of the initial velocity and of J."""
+    v, w = task.velocity0(new.slope0), task.velocity0(old.slope0)
+    still = 1e-12 * float(np.abs(new.points).max())
+    moved = float(np.linalg.norm(v - w)) / max(float(np.linalg.norm(v)), still, 1e-300)
+    return max(moved, abs(new.J - old.J) / max(abs(new.J), 1e-300))
+
+
+def trajectory(task: Task, result: Minimum, error: float) -> Trajectory:
+    """The path as the user gets it; beyond the mesh it follows the policy around its end."""
+    objective, mesh, points = task.objective, result.mesh, result.points
+    slopes = mesh.velocity(points)
+    slopes[0] = task.velocity0(result.slope0)
+    T = float(mesh.edges[-1])
+
+    def at(t: FloatArray) -> FloatArray:
+        inside = mesh.sample(points, np.minimum(t, T))
+        if not (t > T * (1 + 1e-12)).any():
+            return inside
+        if task.end is None:
+            raise ValueError(f"The path ends at the horizon {T:.6g}; t is {t.max():.6g}.")
+        later = np.maximum(t - T, 0.0)
+        beyond = points[-1] + task.end.policy.displacement(points[-1], later)
+        return np.where((t > T)[..., None], beyond, inside)
+
+    return Trajectory(
+        t=mesh.t,
+        theta=points,
+        velocity0=slopes[0],
+        J=result.J,
+        kinetic=objective.kinetic(points, slopes),
+        potential=objective.potential(points),
+        status=result.status,
+        error=error,
+        interpolate=at,
+        end=points[-1] if task.end is None else task.end.theta,
+        rest=task.rest,
+        names=objective.names or (),
+    )
