@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from lossnav.landscapes import Quadratic as Quadratic
     from lossnav.landscapes import Rosenbrock as Rosenbrock
     from lossnav.objective import Objective as Objective
+    from lossnav.rules import BeliefRule as BeliefRule
+    from lossnav.rules import DriftedRule as DriftedRule
+    from lossnav.rules import LocalRule as LocalRule
+    from lossnav.rules import Rule as Rule
+    from lossnav.rules import learning_rule as learning_rule
+    from lossnav.rules import zoo as zoo
     from lossnav.solvers import Collocation as Collocation
     from lossnav.solvers import Direct as Direct
     from lossnav.solvers import MatrixFree as MatrixFree
@@ -63,6 +69,7 @@ _HOME = {
         "Rosenbrock",
     ],
     "objective": ["Objective"],
+    "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"],
     "solvers": ["Collocation", "Direct", "MatrixFree", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
     "trajectory": ["Status", "Trajectory"],
 }  # fmt: skip

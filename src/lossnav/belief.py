@@ -7,6 +7,7 @@ both are the same objective in a larger space, so `derive` and `solve` serve the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,42 @@ from lossnav import _checks
 from lossnav.geometry import Drift, FisherGaussian, Metric
 from lossnav.landscapes import Function, as_loss
 from lossnav.objective import Objective
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The settings that `adaptive` was given, besides the constants of an Objective."""
+
+    observation: str
+    kappa: float
+    alpha: tuple[float, float]
+    xi: tuple[float, float]
+    sigma: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class WeightUncertainty:
+    """The settings that `weight_uncertainty` was given."""
+
+    variance: str
+    entropy: bool
+    order: int
+
+
+class _Believed(Function):
+    """A loss in the larger space of a belief, which remembers how it was made."""
+
+    settings: Adaptive | WeightUncertainty
+
+
+def belief_of(objective: Objective) -> Adaptive | WeightUncertainty | None:
+    """The settings of the constructor that made an Objective, or None for a plain one.
+
+    Examples:
+        >>> belief_of(adaptive([0.3], kappa=2.0)).kappa
+        2.0
+    """
+    return objective.loss.settings if isinstance(objective.loss, _Believed) else None
 
 
 def _numbered(letter: str, n: int) -> tuple[str, ...]:
@@ -106,8 +143,14 @@ def adaptive(
 
     names = [*_numbered("theta", n), *_numbered("m", n), *_numbered("v", n)]
     positive = names[2 * n :] if observation == "gaussian" else ()
+    believed = _Believed(loss, names, constants=constants, positive=positive)
+    pairs = {
+        letters: (constants[f"{letters}1"], constants[f"{letters}2"])
+        for letters in ("alpha", "xi", "sigma")
+    }
+    believed.settings = Adaptive(observation, constants["kappa"], **pairs)
     return Objective(
-        Function(loss, names, constants=constants, positive=positive),
+        believed,
         metric=Metric(metric, dim=3 * n, constants=constants),
         drift=Drift(drift, dim=3 * n, constants=constants),
         eta=eta,
@@ -185,8 +228,12 @@ def weight_uncertainty(
     last = _numbered("v" if variance == "plain" else "s", n)
     positive = last if variance == "plain" else ()
     constants = getattr(base, "constants", {})
+    believed = _Believed(
+        expected, [*_numbered("mu", n), *last], constants=constants, positive=positive
+    )
+    believed.settings = WeightUncertainty(variance, entropy, order)
     return Objective(
-        Function(expected, [*_numbered("mu", n), *last], constants=constants, positive=positive),
+        believed,
         metric=metric,
         eta=eta,
         k=k,

@@ -15,6 +15,7 @@ and the optimal velocity is :math:`\dot x = Kx + d` with :math:`K = J-\eta G^{-1
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -155,9 +156,9 @@ def _with_drift(problem: Scaled, form: QuadraticForm) -> tuple[FloatArray, Float
     P = np.zeros_like(A)
     error = 0.0
     if seen:
-        inner = _riccati(B.T @ A @ B, B.T @ problem.H @ B)
+        inner = stabilising(B.T @ A @ B, B.T @ problem.H @ B)
         if inner is None:
-            raise ValueError(_unbounded(form))
+            raise Unbounded(form)
         P = B @ inner[0] @ B.T
         dropped = linalg.norm(problem.H @ basis[:, seen:])  # taken for zero
         error = inner[1] + math.sqrt(dropped) / max(linalg.norm(P), 1e-300)
@@ -193,8 +194,14 @@ def _observable(H: FloatArray, A: FloatArray) -> tuple[FloatArray, int]:
     return np.hstack([complement, hidden]), dim - hidden.shape[1]
 
 
-def _riccati(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
+def stabilising(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
     """The stabilising P of A.T P + P A - P P + H = 0 and its relative error; None if unbounded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SciPy's about matrices close to singular: judged below
+        return _stabilising(A, H)
+
+
+def _stabilising(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
     unit = np.eye(len(A))
     try:
         P = linalg.solve_continuous_are(A, unit, H, unit)
@@ -215,15 +222,22 @@ def _riccati(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
     return (P + P.T) / 2, float(linalg.norm(correction) / max(linalg.norm(P), 1e-300))
 
 
-def _unbounded(form: QuadraticForm) -> str:
-    low = float(linalg.eigh(form.H, form.G, eigvals_only=True)[0])
-    needed = _needed_discount(form)
-    floor = -(form.gamma**2) / (4 * form.eta * form.k)
-    return (
-        f"J is unbounded below: curvature {low:.6g} with this drift (without drift the bound is "
-        f"-gamma**2/(4*eta*k) = {floor:.6g}), so no path is optimal. Use gamma > {needed:.4g} or a "
-        "finite horizon."
-    )
+class Unbounded(ValueError):
+    """J has no lower bound. The discount that would give it one is worked out when it is read."""
+
+    def __init__(self, form: QuadraticForm) -> None:
+        super().__init__(form)
+        self.form = form
+
+    def __str__(self) -> str:
+        form = self.form
+        low = float(linalg.eigh(form.H, form.G, eigvals_only=True)[0])
+        floor = -(form.gamma**2) / (4 * form.eta * form.k)
+        return (
+            f"J is unbounded below: curvature {low:.6g} with this drift (without drift the bound is "
+            f"-gamma**2/(4*eta*k) = {floor:.6g}), so no path is optimal. Use gamma > "
+            f"{_needed_discount(form):.4g} or a finite horizon."
+        )
 
 
 def _needed_discount(form: QuadraticForm) -> float:
@@ -231,7 +245,7 @@ def _needed_discount(form: QuadraticForm) -> float:
 
     def bounded(gamma: float) -> bool:
         A = scale(form).J - gamma / 2 * np.eye(len(form.J))
-        return _riccati(A, scale(form).H) is not None
+        return stabilising(A, scale(form).H) is not None
 
     low, high = form.gamma, max(form.gamma, 1e-3)
     while not bounded(high) and high < 1e12:

@@ -1,0 +1,10 @@
+"""Learning rules: what an Objective tells a learner to do with the next gradient."""
+
+from lossnav.rules import zoo
+from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.base import Rule
+from lossnav.rules.build import learning_rule
+from lossnav.rules.drifted import DriftedRule
+from lossnav.rules.local import LocalRule
+
+__all__ = ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"]

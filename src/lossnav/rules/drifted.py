@@ -1,0 +1,155 @@
+r"""DriftedRule: the optimal step when something else moves the weights too (paper Eq. 11, App. G).
+
+Around theta the loss is L = g.x + x.H.x/2 and the drift is f = J x + c, with c = f(theta) and J its
+Jacobian there: exact for any affine drift. One Riccati equation (`lossnav.solvers.feedback`) gives the
+optimal velocity K x + d, and the step over dt is
+
+.. math:: \Delta\theta = \Delta t\,\varphi_1(K\Delta t)\,d, \qquad \varphi_1(Z) = Z^{-1}(e^Z-1).
+
+Decay at one rate needs none of this: see `lossnav.rules.local`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+from lossnav import _checks
+from lossnav.geometry import as_drift
+from lossnav.objective import QuadraticForm
+from lossnav.rules.arrays import like, to_numpy
+from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.local import admitted, check_dt, check_policy, in_words, lower_bound, observed
+from lossnav.rules.operators import dense
+from lossnav.rules.sources import as_source
+from lossnav.solvers.feedback import Feedback, feedback, scale, stabilising
+from lossnav.solvers.receding import MARGIN
+
+
+@dataclass(frozen=True)
+class DriftedRule(Rule):
+    r"""The optimal step under a quadratic picture of the loss and a linear one of the drift.
+
+    It solves a dense Riccati equation in float64 at each step, so it is for up to some hundred
+    coordinates and is not traced; arrays come back as what they were. With an affine drift and a constant
+    metric, iterating it is `navigate`; that one also keeps how other drifts and metrics bend near theta.
+
+    Args:
+        dt: Time between steps, zero or more; infinite goes to where the path settles.
+        curvature: As in `LocalRule`; it must be a matrix, a diagonal or Kronecker factors.
+        drift: A drift of `lossnav.geometry`, or a callable theta -> velocity that works on symbols.
+        metric: G, as in `LocalRule`; Euclidean by default.
+        eta: Learning rate, positive.
+        k: Weight of the loss, positive.
+        gamma: Discount rate, zero or more.
+        negative: What stands in for curvature without a best path, as in `LocalRule`. With a drift that
+            grows, a curvature above the bound may have none either; ``"lift"`` then lifts it further.
+
+    Examples:
+        >>> from lossnav.geometry import Rotation
+        >>> rule = DriftedRule(math.inf, np.eye(2), Rotation(1.0))
+        >>> theta = np.array([1.0, 0.0])
+        >>> rule.update(theta - [0.0, 1.0], {}, theta)[0].round(6)  # to rest, off the minimum (0, 1)
+        array([-1. ,  0.5])
+    """
+
+    curvature: Any
+    drift: Any
+    metric: Any = None
+    eta: float = 1.0
+    k: float = 1.0
+    gamma: float = 0.0
+    negative: str | float = "lift"
+
+    def __post_init__(self) -> None:
+        check_dt(self.dt)
+        for name, check in (
+            ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
+        ):  # fmt: skip
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        object.__setattr__(self, "curvature", as_source(self.curvature))
+        object.__setattr__(self, "drift", as_drift(self.drift))
+        if self.drift is None:
+            raise ValueError("DriftedRule needs a drift; without one, use LocalRule.")
+        if self.metric is not None:
+            object.__setattr__(self, "metric", as_source(self.metric))
+        check_policy(self.negative, self.bound)
+
+    @property
+    def bound(self) -> float:
+        """Curvature, in units of the metric, above which there is a best path without drift."""
+        return lower_bound(self.eta, self.k, self.gamma, 1.0)
+
+    def init(self, theta: Array) -> State:
+        memory = {f"curvature_{k}": v for k, v in self.curvature.init(theta).items()}
+        if self.metric is not None:
+            memory |= {f"metric_{k}": v for k, v in self.metric.init(theta).items()}
+        return memory
+
+    def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
+        H, memory = observed("curvature", self.curvature, grad, state, theta)
+        point = to_numpy(theta).ravel()
+        G = np.eye(len(point))
+        if self.metric is not None:
+            operator, more = observed("metric", self.metric, grad, state, theta)
+            G, memory = dense(operator), memory | more
+        c, J = self.drift.jet(point, 1)
+        form = QuadraticForm(
+            H=dense(H), g=to_numpy(grad).ravel(), value=0.0, G=G, J=J, c=c, center=point,
+            eta=self.eta, k=self.k, gamma=self.gamma,
+        )  # fmt: skip
+        policy = self._policy(form)
+        if math.isinf(self.dt):
+            if policy.end is None:
+                raise ValueError("The optimal path does not settle, so dt must be finite.")
+            move = policy.end - point
+        else:
+            move = policy.displacement(point, np.asarray(float(self.dt)))
+        return like(move.reshape(theta.shape), theta), memory
+
+    def _policy(self, form: QuadraticForm) -> Feedback:
+        """The policy of the picture, or of one whose lowest curvatures are raised if it has none."""
+        if self.negative == "refuse":
+            return _quietly(form)
+        h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
+        c = {"eta": self.eta, "k": self.k, "gamma": self.gamma, "dt": 1.0}
+        raised = admitted(h, self.negative, **c)
+        further = np.where(h <= 0, np.maximum(raised, 0) + MARGIN * np.abs(h).max(), h)
+        for values in (h, raised, further):
+            if values is not h:
+                H = form.G @ (Q * values) @ Q.T @ form.G
+                form = replace(form, H=(H + H.T) / 2)
+            try:
+                if values is further or not _surely_unbounded(form, values):
+                    return _quietly(form)
+            except ValueError as error:
+                reason = error
+        raise ValueError(f"Even with curvature raised to {further.min():.3g}: {reason}") from None
+
+    @property
+    def assumptions(self) -> str:
+        name = type(self.drift).__name__
+        return in_words(self, f"{name}, linear near theta; only motion beside it has a price")
+
+
+def _surely_unbounded(form: QuadraticForm, h: np.ndarray) -> bool:
+    """Whether J has no lower bound, found without the search for a gamma that an error would name."""
+    size = float(np.abs(h).max())
+    if h.min() >= 0 or float(np.abs(h).min()) <= 1e-9 * size:  # flat directions need more care
+        return False
+    problem = scale(form)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return stabilising(problem.J - problem.gamma / 2 * np.eye(len(h)), problem.H) is None
+
+
+def _quietly(form: QuadraticForm) -> Feedback:
+    """The policy; a Riccati equation near the edge of solvability is judged by its result alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return feedback(form)

@@ -1,0 +1,230 @@
+r"""LocalRule: rules for a quadratic picture of the nearby loss (paper Sec. 3 and 4, App. E).
+
+Near theta_0 the learner believes L = g.x + x.H.x/2, with x = theta - theta_0 and a metric G. The
+optimal step is then one scalar function of curvature (`lossnav.curvature.step_gain`), applied to the
+gradient:
+
+.. math:: \Delta\theta = -G^{-1/2}\,\phi(G^{-1/2} H G^{-1/2})\,G^{-1/2} g, \qquad
+          \phi(h) = \frac{1-e^{-\rho\Delta t}}{\rho}\,\frac{\eta k}{\gamma/2+\sqrt{\gamma^2/4+\eta kh}}.
+
+Gradient descent, the ballistic rule, Newton's method and their natural forms are settings of it:
+
+===========================  ===============================================================
+gradient descent             gamma large: step :math:`-(\eta k/\gamma)\,\Delta t\,G^{-1}g`
+ballistic                    gamma = 0, dt small: :math:`-\sqrt{\eta k}\,\Delta t\,H^{-1/2}g`
+Newton                       dt infinite: :math:`-H^{-1}g`, whatever gamma and G are
+natural gradient, ballistic  the same with a metric G
+===========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from lossnav import _checks
+from lossnav.curvature import check_bounded, step_gain
+from lossnav.rules.arrays import like
+from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.operators import product
+from lossnav.rules.sources import Source, as_source
+from lossnav.rules.whitening import in_metric
+from lossnav.solvers.receding import MARGIN
+
+_POLICIES = ["abs", "lift", "refuse"]
+
+
+@dataclass(frozen=True)
+class LocalRule(Rule):
+    r"""The optimal step under a quadratic picture, for any curvature, metric and decay.
+
+    **Decay.** A drift :math:`f=-j\theta` changes nothing but the loss: the path is that without drift on
+    :math:`L+\frac{j(j+\gamma)}{2\eta k}\theta^TG\theta` (errata 1). So it needs no rule of its own.
+
+    **Negative curvature.** J is bounded, and a best path exists, where each curvature (in units of the
+    metric) is above :math:`-\gamma^2/(4\eta k)`; above 0 if dt is infinite. Where it is, the rule is exact,
+    and moves away from a saddle. Where not, ``negative`` says what stands in for the curvature:
+
+    - ``"lift"`` (default): the bound plus a tenth of its distance to the largest curvature, as in
+      `navigate`, so that the rule goes on, fast, down the slope;
+    - ``"abs"``: its absolute value, as in saddle-free Newton methods;
+    - a number above the bound: that curvature;
+    - ``"refuse"``: nothing; it is an error. This one reads numbers, so it cannot be traced.
+
+    Args:
+        dt: Time between steps, zero or more, or infinite (Newton).
+        curvature: A `Source`; or a `lossnav.curvature.Curvature`, an array (a diagonal in the shape of theta,
+            or a matrix), a tuple of Kronecker factors, one for each axis, or a callable theta -> one of these.
+        metric: G in any of the same forms, or a metric of `lossnav.geometry`; Euclidean by default.
+        eta: Learning rate, positive.
+        k: Weight of the loss, positive.
+        gamma: Discount rate, zero or more.
+        decay: j, zero or more; one for each coordinate only with a diagonal curvature and metric.
+        negative: What to do about curvature without a best path.
+
+    Examples:
+        >>> theta = np.array([1.0, 1.0])
+        >>> grad = np.array([4.0, 1.0]) * theta
+        >>> rule = LocalRule(0.1, curvature=np.array([4.0, 1.0]))
+        >>> rule.update(grad, rule.init(theta), theta)[0].round(4)  # exp(-sqrt(h) dt) - 1
+        array([-0.1813, -0.0952])
+        >>> newton = LocalRule(math.inf, curvature=lambda theta: np.array([[4.0, 0.0], [0.0, 1.0]]))
+        >>> newton.update(grad, {}, theta)[0]
+        array([-1., -1.])
+    """
+
+    curvature: Any
+    metric: Any = None
+    eta: float = 1.0
+    k: float = 1.0
+    gamma: float = 0.0
+    decay: float | tuple[float, ...] = 0.0
+    negative: str | float = "lift"
+
+    def __post_init__(self) -> None:
+        check_dt(self.dt)
+        for name, check in (
+            ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
+        ):  # fmt: skip
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        rates = _checks.finite_array("decay", self.decay)
+        if rates.ndim > 1 or (rates < 0).any():
+            raise ValueError("decay must be a number or one for each coordinate, zero or more.")
+        object.__setattr__(self, "decay", tuple(rates.tolist()) if rates.ndim else float(rates))
+        shared = self.metric is self.curvature
+        object.__setattr__(self, "curvature", as_source(self.curvature))
+        if self.metric is not None:
+            metric = self.curvature if shared else as_source(self.metric)
+            object.__setattr__(self, "metric", metric)
+        check_policy(self.negative, self.bound)
+
+    @property
+    def bound(self) -> float:
+        """Curvature, in units of the metric, above which there is a best path."""
+        return lower_bound(self.eta, self.k, self.gamma, self.dt)
+
+    def init(self, theta: Array) -> State:
+        memory = {f"curvature_{k}": v for k, v in self.curvature.init(theta).items()}
+        if self.metric is not None and self.metric is not self.curvature:
+            memory |= {f"metric_{k}": v for k, v in self.metric.init(theta).items()}
+        return memory
+
+    def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
+        H, memory = observed("curvature", self.curvature, grad, state, theta)
+        G = H if self.metric is self.curvature else None
+        if self.metric is not None and G is None:
+            G, more = observed("metric", self.metric, grad, state, theta)
+            memory |= more
+        shift = self._shift(theta)
+        if self.decay:
+            grad = grad + shift * (theta if G is None else product(G, theta))
+
+        def gain(h: Array) -> Array:
+            bend = h + (like(shift, h) if hasattr(shift, "shape") else shift)
+            bend = admitted(bend, self.negative, self.eta, self.k, self.gamma, self.dt)
+            return step_gain(bend, eta=self.eta, k=self.k, gamma=self.gamma, dt=self.dt)
+
+        step = -in_metric(H, G, gain, grad)
+        if self.negative == "refuse":
+            _refuse_endless(step)
+        return step, memory
+
+    def _shift(self, theta: Array) -> Any:
+        """What decay adds to the curvature, in units of the metric."""
+        if not isinstance(self.decay, tuple):
+            return self.decay * (self.decay + self.gamma) / (self.eta * self.k)
+        j = np.asarray(self.decay)
+        added = j * (j + self.gamma) / (self.eta * self.k)
+        return array_namespace(theta).reshape(like(added, theta), theta.shape)
+
+    @property
+    def assumptions(self) -> str:
+        drift = f"weights decay by themselves, at the rate {self.decay}" if self.decay else "none"
+        return in_words(self, drift)
+
+
+def in_words(rule: Any, drift: str) -> str:
+    """What a rule with a quadratic picture assumes."""
+    horizon = "none; the learner plans for ever (gamma = 0)"
+    if rule.gamma:
+        near = f"the learner looks ahead about {1 / rule.gamma:.3g} units of time"
+        horizon = f"gamma = {rule.gamma:.6g}; {near}"
+    metric = "Euclidean" if rule.metric is None else f"motion is priced by {rule.metric.words}"
+    lines = [
+        f"{type(rule).__name__} is optimal for a learner who assumes:",
+        f"- loss: a quadratic near theta, whose curvature is {rule.curvature.words}",
+        "- gradients: the slope of the loss itself, without noise",
+        f"- discount: {horizon}",
+        f"- step: exact over dt = {rule.dt}, with eta = {rule.eta:.6g} and k = {rule.k:.6g}; then look again",
+        f"- metric: {metric}",
+        f"- drift: {drift}",
+    ]
+    return "\n".join(lines)
+
+
+def lower_bound(eta: float, k: float, gamma: float, dt: float) -> float:
+    """The curvature above which a best path exists, and settles if dt is infinite."""
+    endless = isinstance(dt, float) and math.isinf(dt)
+    return 0.0 if endless else -(gamma**2) / (4 * eta * k)
+
+
+def admitted(
+    h: Array, negative: str | float, eta: float, k: float, gamma: float, dt: float
+) -> Array:
+    """Curvatures with a stand-in for each that has no best path; see `LocalRule`."""
+    xp = array_namespace(h)
+    bound = lower_bound(eta, k, gamma, dt)
+    if negative == "refuse":
+        low = float(xp.min(h))
+        check_bounded(low, eta=eta, k=k, gamma=gamma)
+        if bound == 0 and low <= 0 and math.isinf(dt):
+            raise ValueError(
+                f"Curvature {low:.6g} is not positive, so the optimal path does not settle: use a "
+                "finite dt, or clip the curvature."
+            )
+        return h
+    stand_in: Any = negative
+    if negative == "abs":
+        stand_in = xp.abs(h)
+    elif negative == "lift":
+        stand_in = bound + MARGIN * (xp.max(xp.abs(h)) - bound)
+    return xp.where(h <= bound, stand_in + xp.zeros_like(h), h)
+
+
+def check_policy(negative: str | float, bound: float) -> None:
+    """Refuse a policy for negative curvature that is unknown or cannot help."""
+    if isinstance(negative, str):
+        _checks.choice("policy for negative curvature", negative, _POLICIES)
+    elif not _checks.number("negative", negative) > bound:
+        raise ValueError(
+            f"negative is {negative:.6g}, but a stand-in for curvature must be above {bound:.6g}, "
+            "where a best path begins to exist."
+        )
+
+
+def check_dt(dt: Any) -> None:
+    """Refuse a dt that is not a time; an array, as a schedule may give, passes."""
+    if isinstance(dt, int | float | np.number) and not dt >= 0:
+        raise ValueError(f"dt is {dt:.6g}, but it must be zero or more: steps go forwards in time.")
+
+
+def observed(
+    name: str, source: Source, grad: Array, state: State, theta: Array
+) -> tuple[Any, State]:
+    """What a source sees, with its part of a rule's flat memory."""
+    own = {k.removeprefix(f"{name}_"): v for k, v in state.items() if k.startswith(f"{name}_")}
+    found, kept = source.observe(grad, own, theta)
+    return found, {f"{name}_{k}": v for k, v in kept.items()}
+
+
+def _refuse_endless(step: Array) -> None:
+    xp = array_namespace(step)
+    if not bool(xp.all(xp.isfinite(step))):
+        raise ValueError(
+            "The step is not finite: there is a slope along a direction without curvature and gamma "
+            "is zero, or the gradient is not finite. Use gamma > 0, or negative='lift'."
+        )
