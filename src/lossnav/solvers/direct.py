@@ -42,8 +42,9 @@ class Direct(Method):
     descent needs some ten thousand (and never ends where the discount is strong).
 
     ``status`` is about the minimum on the grid: converged when J can fall by less than ``tol``
-    relative. ``error`` is about the true path: the initial velocity against that of a grid with half
-    the steps, extrapolated by the order of the rule, plus what another Newton step would change.
+    relative. ``error`` is about the true path: the initial velocity and J against those of a grid
+    with half the steps, extrapolated by the order of the rule, plus what another Newton step would
+    change; the larger of the two.
 
     Args:
         steps: Number of equal time steps, two or more.
@@ -147,7 +148,7 @@ class Direct(Method):
         velocity0, error = velocity[0], math.inf
         if math.isfinite(found.J):
             velocity0 = grid.velocity0(theta)
-            error = self._error(grid, theta, velocity0, tol)
+            error = self._error(grid, found, velocity0, tol)
 
         def at(times: FloatArray) -> FloatArray:
             if (times > grid.horizon * (1 + 1e-12)).any():
@@ -170,19 +171,22 @@ class Direct(Method):
             names=objective.names or (),
         )
 
-    def _error(self, grid: _Grid, theta: FloatArray, velocity0: FloatArray, tol: float) -> float:
-        half = self.steps // 2
+    def _error(self, grid: _Grid, found: _Found, velocity0: FloatArray, tol: float) -> float:
+        half, theta = self.steps // 2, found.points
         coarse = _Grid(grid.objective, grid.horizon, half, self.rule, grid.is_free)
         other = _newton(coarse, grid.spline(theta)(coarse.sum.t), 200, tol)
-        left = theta + grid.gain(theta)[1]
+        gain, step, _ = grid.gain(theta)
+        left = theta + step
         if not math.isfinite(other.J) or not np.isfinite(left).all():
             return math.inf
         grids = linalg.norm(coarse.velocity0(other.points) - velocity0)
         unfinished = linalg.norm(grid.velocity0(left) - velocity0)
         speed = float(np.abs(np.diff(theta, axis=0)).max() / grid.sum.dt)
         size = max(linalg.norm(velocity0), 1e-12 * speed)
-        gap = grids / ((self.steps / half) ** _ORDER[self.rule] - 1) + unfinished
-        return float(gap / size) if size > 0 else float(gap)
+        more = (self.steps / half) ** _ORDER[self.rule] - 1
+        gap = float(grids / more + unfinished)
+        cost = (abs(other.J - found.J) / more + gain) / max(abs(found.J), 1e-300)
+        return max(gap / size if size > 0 else gap, cost)
 
 
 class _Found(NamedTuple):
