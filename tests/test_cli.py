@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import subprocess
 import sys
 import types
@@ -13,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import lossnav
-from lossnav import cli
+from lossnav import _cli_rank, cli
 from lossnav.problems import builtin_problems, problem
+from lossnav.ranking import rank
 
 RUN = CliRunner()
 
@@ -207,6 +209,112 @@ def test_solve_needs_a_start(tmp_path):
     result = lossnav_command("solve", str(path))
     assert result.stderr == f"Error: {path} does not say where to start: give --theta0.\n"
     assert lossnav_command("solve", str(path), "--theta0", "-2").exit_code == 0
+
+
+def test_rank_compares_the_usual_rules():
+    result = lossnav_command("rank", "anisotropic", "--steps", "60", "--dt", "0.2")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "anisotropic: A long valley, curvature 1/9 against 1: paper Fig. 2c."
+    assert lines[2].split()[:3] == ["rule", "J", "regret"]
+    names = [line.split()[0] for line in lines[3:10]]
+    assert names[0] == "ours"
+    assert sorted(names) == sorted(_cli_rank.DEFAULT.split(","))
+    assert lines[11] == "horizon 12, a step every 0.2"
+    assert lines[13].startswith("learning rates of sgd, adam, rmsprop: the best of 17 by J")
+
+
+def test_rank_finds_the_best_learning_rate_of_its_list():
+    """Against each of them run by itself."""
+    result = lossnav_command("rank", "quadratic", "--rules", "sgd", "--steps", "40", "--json")
+    found = json.loads(result.stdout)
+    each = {
+        rate: json.loads(
+            lossnav_command(
+                "rank", "quadratic", "--rules", f"sgd={rate}", "--steps", "40", "--json"
+            ).stdout
+        )["rows"][0]["J"]
+        for rate in (0.03125, 0.0625, 0.125)
+    }
+    assert found["searched"] == {"sgd": min(each, key=each.get)}
+    assert found["rows"][0]["J"] == min(each.values())
+    at_the_edge = _cli_rank.searched({"sgd": _cli_rank.RATES[-1]}, True)
+    assert at_the_edge.endswith(", on two other seeds. sgd may do better beyond that range.")
+
+
+def test_rank_as_json_is_what_the_library_says():
+    result = lossnav_command(
+        "rank", "rotation", "--rules", "ours, adam=0.1,newton", "--steps", "30", "--dt", "0.05",
+        "--theta0", "1,0", "--noise", "0.2", "--seeds", "3", "--json",
+    )  # fmt: skip
+    assert (result.exit_code, result.stderr) == (0, "")
+    objective = problem("rotation").objective
+    rules = {
+        "ours": lossnav.learning_rule(objective, 0.05),
+        "adam 0.1": lossnav.zoo.Adam(0.1),
+        "newton": lossnav.learning_rule(objective, math.inf),
+    }
+    expected = rank(rules, objective, [1.0, 0.0], 30, dt=0.05, noise=0.2, seeds=3)
+    found = json.loads(result.stdout)
+    assert (found.pop("problem"), found.pop("theta0")) == ("rotation", [1.0, 0.0])
+    assert found.pop("searched") == {}
+    assert found == json.loads(expected.to_json())
+
+
+def test_rank_leaves_out_what_an_objective_has_no_rule_for(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(
+        "discount = '1/(1+t)'\ntheta0 = [1.0]\n[loss]\nexpression = 'x**2'\nvariables = ['x']\n"
+    )
+    result = lossnav_command("rank", str(path), "--steps", "5")
+    assert result.exit_code == 0
+    left = [line.split(":")[0] for line in result.stderr.splitlines()]
+    assert left == [f"Left out {x}" for x in ("ours", "gradient-descent", "ballistic", "newton")]
+    asked = lossnav_command("rank", str(path), "--rules", "ours")
+    assert (asked.exit_code, asked.stdout) == (2, "")
+    assert asked.stderr.startswith("Error: A learning rule needs the discount exp(-gamma t)")
+
+
+def test_rank_draws_a_table_on_terminals(capsys):
+    objective = problem("quadratic").objective
+    ranking = rank({"[red]x": lossnav.zoo.SGD(0.1)}, objective, [0.0], 5, dt=0.1)
+    _cli_rank.show("title [a]", ranking, "a note")
+    shown = capsys.readouterr().out
+    assert "title [a]" in shown
+    assert "[red]x" in shown
+    assert "a note" in shown
+
+
+def test_rank_needs_neither_torch_nor_jax():
+    program = (
+        "import sys; sys.argv = 'lossnav rank quadratic --rules ours,adam=0.1,newton --steps 5'.split()\n"
+        "from lossnav.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'jax', 'optax'} & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "ours" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["quadratic", "--rules", "adma"], "Error: There is no rule named 'adma'. Did you mean 'adam'?\n"),
+        (["quadratic", "--rules", "adam=x"], "Error: --rules has 'adam=x', where a number must follow =.\n"),
+        (["quadratic", "--rules", "adam=-1"], "Error: The learning rate of adam is -1, but it must be greater than zero.\n"),
+        (["quadratic", "--rules", "ours=1"], "Error: --rules has 'ours=1', but ours has no learning rate to set.\n"),
+        (["quadratic", "--dt", "0"], "Error: --dt is 0, but it must be greater than zero.\n"),
+        (["quadratic", "--steps", "0"], "Error: steps is 0, but it must be a whole number, one or more.\n"),
+        (["quadratic", "--seeds", "0"], "Error: --seeds is 0, but it must be one or more.\n"),
+        (["quadratic", "--rules", "ours", "--noise", "-1"], "Error: noise is -1, but a standard deviation is zero or more.\n"),
+        (["quadratic", "--theta0", "1,2"], "Error: --theta0 has 2 coordinates, but the problem has 1.\n"),
+        (["isotropic", "--rules", "gradient-descent"], "Error: Without a discount (gamma = 0) gradient descent has no speed of its own.\n"),
+    ],
+)  # fmt: skip
+def test_rank_refuses_bad_input_with_one_sentence(arguments, sentence):
+    result = lossnav_command("rank", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", sentence)
 
 
 @pytest.fixture

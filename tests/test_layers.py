@@ -42,6 +42,7 @@ ORDER = [
     "problems",
     "reproduction",
     "_cli_text",
+    "_cli_rank",
     "cli",
     "__main__",
 ]

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lossnav.landscapes import Quadratic as Quadratic
     from lossnav.landscapes import Rosenbrock as Rosenbrock
     from lossnav.objective import Objective as Objective
+    from lossnav.ranking import Ranking as Ranking
+    from lossnav.ranking import rank as rank
     from lossnav.rules import BeliefRule as BeliefRule
     from lossnav.rules import DriftedRule as DriftedRule
     from lossnav.rules import LocalRule as LocalRule
@@ -69,6 +71,7 @@ _HOME = {
         "Rosenbrock",
     ],
     "objective": ["Objective"],
+    "ranking": ["Ranking", "rank"],
     "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"],
     "solvers": ["Collocation", "Direct", "MatrixFree", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
     "trajectory": ["Status", "Trajectory"],

@@ -1,4 +1,4 @@
-"""What ``lossnav solve`` prints: a path as text, as plain data for JSON, and as columns."""
+"""What commands read and print: a start; a path as text, as plain data for JSON, and as columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from lossnav import _checks
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective
+from lossnav.problems import Problem
 from lossnav.trajectory import Trajectory
 
 
@@ -22,6 +23,15 @@ def numbers(option: str, text: str, dim: int | None) -> FloatArray:
             f"{option} is {text!r:.60}, but it must be numbers with commas between, such as 0.5,-1."
         ) from None
     return _checks.point(option, values, dim)
+
+
+def start(spec: str, found: Problem, theta0: str | None) -> FloatArray:
+    """Where to start: the point given, or the problem's own."""
+    if theta0 is not None:
+        return numbers("--theta0", theta0, found.objective.dim)
+    if found.theta0 is None:
+        raise ValueError(f"{spec} does not say where to start: give --theta0.")
+    return found.theta0
 
 
 def totals(objective: Objective, path: Trajectory, horizon: float) -> dict[str, float]:

@@ -219,11 +219,7 @@ def solve(
     given = {"eta": eta, "k": k, "gamma": gamma}
     given = {name: value for name, value in given.items() if value is not None}
     objective = dataclasses.replace(found.objective, **given)  # type: ignore[arg-type]
-    start = found.theta0
-    if theta0 is not None:
-        start = _cli_text.numbers("--theta0", theta0, objective.dim)
-    if start is None:
-        raise ValueError(f"{spec} does not say where to start: give --theta0.")
+    start = _cli_text.start(spec, found, theta0)
     stop = None if end is None else _cli_text.numbers("--end", end, objective.dim)
     if method == "auto":
         method = "ritz" if objective.quadratic() is None else "riccati"
@@ -247,6 +243,46 @@ def solve(
         _say(f"Wrote {plot}.")
     if not path.status.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+@_guarded
+def rank(
+    spec: Spec,
+    rules: Annotated[
+        str | None,
+        typer.Option(help="Such as adam=1e-2,sgd,ours: without a number it is searched."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of length --dt.")] = 200,
+    dt: Annotated[float, typer.Option(help="Time between two steps.")] = 0.1,
+    noise: Annotated[
+        float | None, typer.Option(help="Standard deviation of each gradient's noise.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each rule, with noise.")] = 10,
+    theta0: Annotated[str | None, typer.Option(help="Start, such as 0.5,-1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Compare learning rules by the cost J of their paths."""
+    from lossnav import _cli_rank, _cli_text
+    from lossnav._checks import positive
+    from lossnav.problems import problem
+
+    if seeds < 1:
+        raise ValueError(f"--seeds is {seeds}, but it must be one or more.")
+    found = problem(spec)
+    start = _cli_text.start(spec, found, theta0)
+    objective = found.objective.at_dim(len(start))
+    setting = _cli_rank.Setting(objective, start, steps, positive("--dt", dt), noise, seeds)
+    ranking, rates = _cli_rank.compare(setting, rules, _say)
+    notes = _cli_rank.searched(rates, noise is not None) if rates else ""
+    title = f"{found.name}: {found.description}" if found.description else found.name
+    if as_json:
+        extra = {"problem": found.name, "theta0": start.tolist(), "searched": rates}
+        typer.echo(json.dumps(extra | ranking.to_dict(), indent=2))
+    elif sys.stdout.isatty():
+        _cli_rank.show(title, ranking, notes)
+    else:
+        typer.echo("\n".join([f"{title}\n", str(ranking), *([notes] if notes else [])]))
 
 
 @app.command()

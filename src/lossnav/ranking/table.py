@@ -1,0 +1,254 @@
+"""Ranking: the rows of a comparison, and how they are shown."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lossnav._checks import FloatArray
+from lossnav.trajectory import Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One rule of a `Ranking`; with noise, means over the seeds.
+
+    Attributes:
+        name: What the rule is called.
+        J: The cost of its path, on the true loss; infinite if it did not come to the end.
+        J_error: Standard error of J over the seeds, zero with one seed.
+        spread: Standard deviation of J over the seeds, zero with one seed.
+        quadrature: Estimated error of the integral that J is.
+        regret: J minus the optimal path's; NaN without a reference.
+        behind: J minus that of the best row, seed by seed, on average.
+        behind_error: Its standard error; the rules share the noise of each seed.
+        loss: The loss where the path ends; NaN if it did not come to the end.
+        loss_error: Its standard error over the seeds.
+        kinetic: The part of J that is the cost of motion.
+        share: ``kinetic / J``; NaN where the loss's part of J is negative.
+        distance: Largest distance from the optimal path at the same time.
+        rms: Root of the mean square of that distance over time.
+        dt: Time between the steps of the rule.
+        gradients: Gradients looked at, on average.
+        diverged: Number of seeds in which the path did not come to the end.
+        seeds: Number of seeds.
+        status: Empty, or what went wrong.
+        each: J for each seed.
+    """
+
+    name: str
+    J: float
+    J_error: float
+    spread: float
+    quadrature: float
+    regret: float
+    behind: float
+    behind_error: float
+    loss: float
+    loss_error: float
+    kinetic: float
+    share: float
+    distance: float
+    rms: float
+    dt: float
+    gradients: float
+    diverged: int
+    seeds: int
+    status: str
+    each: FloatArray = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Optimal:
+    """The path that the rules are held against.
+
+    Attributes:
+        J: Its cost over the horizon of the ranking.
+        error: Estimated error of J.
+        sampled: What J becomes if the path is known every ``dt`` only, and joined by straight pieces.
+            Between two rules, less than ``sampled - J`` is a matter of the pieces.
+        bound: Whether no path can cost less than ``J - error``, as far as the solver knows.
+        status: How the solve ended.
+        path: The path itself.
+    """
+
+    J: float
+    error: float
+    sampled: float
+    bound: bool
+    status: str
+    path: Trajectory = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Rules compared under one objective, from the lowest J to the highest; made by `rank`.
+
+    ``ranking["adam"]`` is the row of that name; ``print(ranking)`` shows a table.
+
+    Attributes:
+        rows: One `Row` for each rule, the best first.
+        optimal: The optimal path over the same horizon, or None.
+        status: How the optimal path was found, or why there is none.
+        paths: For each rule the times ``(N + 1,)`` and the points ``(seeds, N + 1, D)``; NaN after
+            the end of a path that stopped early.
+        dt: Time between the steps of a rule that has none of its own.
+        horizon: Time given to each rule.
+        noisy: Whether gradients had noise, so that rows are means over seeds.
+
+    Examples:
+        >>> import lossnav as ln
+        >>> objective = ln.Objective(ln.Quadratic([4.0, 1.0]))
+        >>> rules = {"ours": ln.learning_rule(objective), "slow": lambda grad, theta: -0.01 * grad}
+        >>> ranking = ln.rank(rules, objective, [1.0, 1.0], steps=50)
+        >>> ranking.best.name, ranking.optimal.J < ranking.best.J < ranking["slow"].J
+        ('ours', True)
+    """
+
+    rows: tuple[Row, ...]
+    optimal: Optimal | None
+    status: str
+    paths: Mapping[str, tuple[FloatArray, FloatArray]] = field(repr=False)
+    dt: float
+    horizon: float
+    noisy: bool
+
+    @property
+    def best(self) -> Row:
+        """The row with the lowest J."""
+        return self.rows[0]
+
+    @property
+    def regret(self) -> dict[str, float]:
+        """J minus the optimal path's, for each rule."""
+        return {row.name: row.regret for row in self.rows}
+
+    def __getitem__(self, name: str) -> Row:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """The headings and the rows of the table that is shown, as text."""
+        columns: dict[str, Callable[[Row], str]] = {"rule": lambda row: row.name, "J": _J}
+        if self.noisy:
+            columns["behind the best"] = _behind
+        if self.optimal is not None:
+            columns["regret"] = lambda row: _text(row.regret, 3)
+        columns["final loss"] = lambda row: _text(row.loss, 4)
+        columns["kinetic"] = lambda row: (
+            "-" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
+        )
+        if self.optimal is not None:
+            columns["distance"] = lambda row: _text(row.distance, 3)
+            columns["rms"] = lambda row: _text(row.rms, 3)
+        if any(row.status for row in self.rows):
+            columns["note"] = lambda row: row.status
+        return list(columns), [[show(row) for show in columns.values()] for row in self.rows]
+
+    def caption(self) -> str:
+        """What the table is about, in a few lines."""
+        lines = [f"horizon {self.horizon:.6g}, a step every {self.dt:.6g}"]
+        if any(row.dt != self.dt for row in self.rows):
+            lines[0] += " unless a rule has its own dt"
+        if self.noisy:
+            lines[0] += f", {self.best.seeds} seeds, mean ± standard error"
+        if self.optimal is not None:
+            best = self.optimal
+            lines.append(
+                f"optimal path: J = {best.J:.6g} ({best.sampled:.6g} in straight pieces). {self.status}"
+            )
+        elif self.status:
+            lines.append(f"no optimal path to compare with: {self.status}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        heads, body = self.cells()
+        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+        left = {"rule", "note"}
+        lines = []
+        for cells in (heads, *body):
+            padded = (
+                f"{cell:<{width}}" if head in left else f"{cell:>{width}}"
+                for head, cell, width in zip(heads, cells, widths, strict=True)
+            )
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join([*lines, "", self.caption()])
+
+    def _repr_html_(self) -> str:
+        heads, body = self.cells()
+        top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in cells) for cells in body)
+        inner = "".join(f"<tr>{row}</tr>" for row in rows)
+        below = html.escape(self.caption()).replace("\n", "<br>")
+        return f"<table><thead><tr>{top}</tr></thead><tbody>{inner}</tbody></table><p>{below}</p>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the paths as numbers, text and lists; None where a number is not finite."""
+        found = {"horizon": self.horizon, "dt": self.dt, "noisy": self.noisy, "status": self.status}
+        best = self.optimal
+        names = ("J", "error", "sampled", "bound", "status")
+        optimal = None if best is None else {name: getattr(best, name) for name in names}
+        rows = [asdict(row) | {"each": row.each.tolist()} for row in self.rows]
+        return _finite(found | {"optimal": optimal, "rows": rows})
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_csv(self) -> str:
+        """One line for each row, under a line of names."""
+        rows = [{k: v for k, v in asdict(row).items() if k != "each"} for row in self.rows]
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
+
+
+def _J(row: Row) -> str:
+    return _text(row.J, 6) if row.seeds == 1 else _pair(row.J, row.J_error)
+
+
+def _behind(row: Row) -> str:
+    """Two versions of one rule differ by rounding, which is nothing."""
+    return "0" if abs(row.behind) <= 1e-12 * abs(row.J) else _pair(row.behind, row.behind_error)
+
+
+def _text(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def _pair(value: float, error: float) -> str:
+    """A mean to the digits that its standard error leaves it."""
+    if not (math.isfinite(value) and math.isfinite(error)) or error == 0:
+        return _text(value, 6)
+    places = max(0, 1 - math.floor(math.log10(error)))
+    if places > 8 or error >= 1e6:
+        return f"{value:.6g} ± {error:.2g}"
+    return f"{value:.{places}f} ± {error:.{places}f}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
