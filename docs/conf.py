@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import importlib
 import inspect
 from typing import Any
 
@@ -27,22 +28,30 @@ autodoc_inherit_docstrings = False
 def api_reference() -> str:
     """The body of the API page: every public name, by the module it lives in."""
     lines = []
-    homes = {
-        **lossnav._HOME,
-        "problems": ["Problem", "ProblemError", "builtin_problems", "problem"],
+    homes: dict[str, tuple[str, list[str]]] = {
+        name: ("lossnav", names) for name, names in lossnav._HOME.items()
     }
-    for module, names in homes.items():
-        home = f"lossnav.{module}" if module == "problems" else "lossnav"
-        lines += [f"## {module}", "", "```{eval-rst}", f".. currentmodule:: {home}", ""]
-        source = __import__(home, fromlist=names)
+    for name in ("problems", "optim.torch", "optim.optax"):
+        module = importlib.import_module(f"lossnav.{name}")
+        homes[name] = (module.__name__, list(module.__all__))
+    for title, (home, names) in homes.items():
+        lines += [f"## {title}", "", "```{eval-rst}", f".. currentmodule:: {home}", ""]
+        source = importlib.import_module(home)
         for name in sorted(names):
-            kind = "autoclass" if inspect.isclass(getattr(source, name)) else "autofunction"
-            lines += [f".. {kind}:: {name}", *(["   :members:"] if kind == "autoclass" else []), ""]
+            lines += [*_entry(name, getattr(source, name)), ""]
         lines += ["```", ""]
     for module in lossnav._SUBMODULES:
         lines += [f"## {module}", "", "```{eval-rst}", f".. automodule:: lossnav.{module}"]
         lines += ["   :members:", "```", ""]
     return "\n".join(lines)
+
+
+def _entry(name: str, value: Any) -> list[str]:
+    if inspect.ismodule(value):
+        return [f".. automodule:: {value.__name__}"]
+    if inspect.isclass(value):
+        return [f".. autoclass:: {name}", "   :members:"]
+    return [f".. autofunction:: {name}"]
 
 
 def fill_api_page(app: Any, docname: str, source: list[str]) -> None:

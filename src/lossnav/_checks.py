@@ -111,3 +111,13 @@ def choice(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names)}."
     raise ValueError(f"There is no {kind} named {name!r}. {hint}")
+
+
+def fraction(name: str, value: Any) -> float:
+    """A number from zero to below one."""
+    number = non_negative(name, value)
+    if number >= 1:
+        raise ValueError(
+            f"{name} is {number:.6g}, but it must be below one: at one nothing is learnt."
+        )
+    return number

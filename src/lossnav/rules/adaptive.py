@@ -21,6 +21,7 @@ from lossnav.rules.gains import (
     Gain,
     SteadyKalman,
     fraction,
+    known,
     memory_dtype,
     one_minus_power,
     positive_or_one,
@@ -73,7 +74,8 @@ class BeliefRule(BeliefFamily):
         super().__post_init__()
         fraction("beta2", self.beta2)
         for name in ("eps", "eps_root", "eps_state", "saturation"):
-            _checks.non_negative(name, getattr(self, name))
+            if known(getattr(self, name)):
+                _checks.non_negative(name, getattr(self, name))
         _checks.choice("second moment", self.second, ["plain", "centred", "instant"])
         if self.second == "instant" and not isinstance(self.gain, Betas):
             raise ValueError(
@@ -118,7 +120,7 @@ class BeliefRule(BeliefFamily):
         _checks.choice("gain", gain, ["betas", "kalman"])
         kappa = _checks.non_negative("kappa", kappa)
         unit = kappa or 1.0  # eta k = kappa makes dt the learning rate
-        settings.setdefault("finite", kappa > 0 or settings.get("saturation", 0.0) > 0)
+        settings.setdefault("finite", kappa > 0 or _present(settings.get("saturation", 0.0)))
         return cls(
             dt=lr, eta=unit, kappa=unit, gamma=2 * unit * gamma, decay=weight_decay, beta2=beta2,
             gain=Betas(beta1) if gain == "betas" else SteadyKalman(beta1), eps=eps, **settings,
@@ -133,13 +135,13 @@ class BeliefRule(BeliefFamily):
             state["m"] = xp.zeros_like(theta, dtype=dtype)
         if self.second != "instant":
             state["v"] = xp.zeros_like(theta, dtype=dtype)
-        if self.saturation:
+        if _present(self.saturation):
             state["peak"] = xp.zeros((), dtype=dtype, device=at)
         return state | self.gain.init(theta)
 
     @property
     def _remembers(self) -> bool:
-        return not (isinstance(self.gain, Betas) and self.gain.beta1 == 0)
+        return not isinstance(self.gain, Betas) or _present(self.gain.beta1)
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         xp = array_namespace(theta)
@@ -158,7 +160,7 @@ class BeliefRule(BeliefFamily):
         )
         root = xp.abs(used) if self.second == "instant" else xp.sqrt(v + self.eps_root)
         kappa: Any = self.kappa
-        if self.saturation:
+        if _present(self.saturation):
             kept["peak"] = xp.maximum(state["peak"], self.lr * xp.ones_like(state["peak"]))
             scale = kept["peak"] * xp.sqrt(xp.mean(root * root))
             kappa = xp.where(scale > 0, self.saturation / positive_or_one(scale), 0 * scale)
@@ -166,7 +168,7 @@ class BeliefRule(BeliefFamily):
         move = -self.lr * quotient(used, D)
         if self.finite:
             move = move * relaxation(self.lr * kappa * quotient(root * root, D))
-        if self.decay:
+        if _present(self.decay):
             move = self._decayed(xp, x) + move
         if self.predict:
             m = m + self.gain.weight(t, self.diffuse) * (kappa * root * root * move)
@@ -216,3 +218,8 @@ class BeliefRule(BeliefFamily):
         extra = [f"eps ({', '.join(eps)}), a guard against division by zero."] if eps else []
         text = " ".join([*extra, self.notes]).strip()
         return [f"Not in the theory: {text}"] if text else []
+
+
+def _present(value: Any) -> bool:
+    """Whether a setting has an effect, or may have one."""
+    return not known(value) or value != 0

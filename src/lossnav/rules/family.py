@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from array_api_compat import array_namespace
 
 from lossnav import _checks
 from lossnav.rules.base import Array, Rule
-from lossnav.rules.gains import positive_or_one
+from lossnav.rules.gains import known, positive_or_one
 
 
 def relaxation(z: Array) -> Array:
@@ -46,14 +45,14 @@ def speed_limit(root: Array, Gamma: float, eps: Any = 0.0) -> Array:
     """
     xp = array_namespace(root)
     # Without discount the root is not squared and rooted again: tiny gradients stay what they are.
-    D = root if Gamma == 0 else Gamma + xp.sqrt(Gamma**2 + root * root)
+    D = root if known(Gamma) and Gamma == 0 else Gamma + xp.sqrt(Gamma**2 + root * root)
     return D + eps
 
 
 def quotient(m: Array, D: Array) -> Array:
     """``m / D``, and zero where nothing was ever seen to move."""
     xp = array_namespace(m)
-    return xp.where(D > 0, m / positive_or_one(D), xp.zeros_like(m))
+    return xp.where(D == 0, xp.zeros_like(m), m / xp.where(D == 0, xp.ones_like(D), D))
 
 
 def decayed(x: Array, rate: Any) -> Array:
@@ -91,12 +90,11 @@ class BeliefFamily(Rule):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.dt, numbers.Real):  # schedules may pass a traced array, even zero
-            _checks.non_negative("dt", self.dt)
         for name in ("eta", "k", "kappa"):
             _checks.positive(name, getattr(self, name))
-        for name in ("gamma", "decay"):
-            _checks.non_negative(name, getattr(self, name))
+        for name in ("dt", "gamma", "decay"):
+            if known(getattr(self, name)):  # schedules may pass a traced array
+                _checks.non_negative(name, getattr(self, name))
 
     @property
     def lr(self) -> Any:

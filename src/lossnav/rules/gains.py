@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +133,7 @@ class SteadyKalman(Gain):
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < fraction("beta1", self.beta1):
+        if known(fraction("beta1", self.beta1)) and not self.beta1:
             raise ValueError(
                 "beta1 is 0, but a steady Kalman gain needs it above zero: use Betas(0)."
             )
@@ -238,19 +239,22 @@ class Kalman(Gain):
         )
 
 
-def fraction(name: str, value: Any) -> float:
-    """A number from 0 to below 1."""
-    result = _checks.non_negative(name, value)
-    if result >= 1:
-        raise ValueError(
-            f"{name} is {result:.6g}, but it must be below one: at one nothing is learnt."
-        )
-    return result
+def known(value: Any) -> bool:
+    """Whether a setting is a plain number; an array may be one that is only known when it is run."""
+    return isinstance(value, numbers.Real) or not hasattr(value, "ndim")
+
+
+def fraction(name: str, value: Any) -> Any:
+    """A number from 0 to below 1; an array, which may be traced, passes."""
+    return _checks.fraction(name, value) if known(value) else value
 
 
 def one_minus_power(beta: float, t: Array) -> Any:
     """``1 - beta**t`` without the cancellation that spoils it in single precision."""
-    return -array_namespace(t).expm1(t * math.log(beta)) if beta else 1.0
+    xp = array_namespace(t)
+    if not known(beta):
+        return -xp.expm1(t * xp.log(beta))
+    return -xp.expm1(t * math.log(beta)) if beta else 1.0
 
 
 def lerp(a: Array, b: Array, weight: float) -> Array:
@@ -258,7 +262,8 @@ def lerp(a: Array, b: Array, weight: float) -> Array:
     own = getattr(array_namespace(a), "lerp", None)
     if own is not None:
         return own(a, b, weight)
-    return a + weight * (b - a) if weight < 0.5 else b - (1 - weight) * (b - a)
+    small = not known(weight) or weight < 0.5
+    return a + weight * (b - a) if small else b - (1 - weight) * (b - a)
 
 
 def positive_or_one(x: Array) -> Array:

@@ -16,7 +16,7 @@ from array_api_compat import array_namespace, device, is_jax_namespace
 from lossnav import _checks
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, relaxation, speed_limit
-from lossnav.rules.gains import fraction, lerp, memory_dtype, one_minus_power
+from lossnav.rules.gains import lerp, memory_dtype, one_minus_power
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class KroneckerRule(BeliefFamily):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            fraction(name, getattr(self, name))
+            _checks.fraction(name, getattr(self, name))
         if self.basis_beta is not None:
-            fraction("basis_beta", self.basis_beta)
+            _checks.fraction("basis_beta", self.basis_beta)
         _checks.non_negative("eps", self.eps)
         for name in ("refresh", "max_dim"):
             if getattr(self, name) < 1:

@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 from lossnav import _checks
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, relaxation, speed_limit
-from lossnav.rules.gains import fraction, lerp, memory_dtype
+from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Muon's quintic: singular values rise fast towards one, then hover about it."""
@@ -107,7 +107,7 @@ class PolarRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fraction("beta1", self.beta1)
+        _checks.fraction("beta1", self.beta1)
         _checks.choice("method", self.method, ["svd", "newton-schulz"])
         _checks.choice("scale", self.scale, ["original", "match_rms_adamw", "none"])
         if self.method == "newton-schulz" and (self.gamma or self.finite):

@@ -1,0 +1,1 @@
+"""Learning rules as optimizers of PyTorch and optax."""

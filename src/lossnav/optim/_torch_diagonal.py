@@ -1,0 +1,203 @@
+r"""The diagonal family of steps on tensors: for one tensor at a time, and for lists of them.
+
+With a belief that gradients are :math:`g\sim N(m, v)` and curvature is :math:`\kappa v` (see
+`lossnav.rules.adaptive`), in the units of an optimizer,
+
+.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon,\qquad z=\frac{c\,s\,\hat v}{D\sqrt{\bar v}},\qquad
+          \Delta\theta=-\mathrm{lr}\;\frac{1-e^{-z}}{z}\;\frac{\hat m}{D},
+
+with c the saturation, s the learning rate against its peak, and :math:`\bar v` the mean of
+:math:`\hat v` over the tensor. `Numbers` holds all that depends on the step and not on the
+coordinate. `advance` is the formula as it stands; `advance_lists` is the same in place, with few
+temporaries; `lossnav.optim._torch_kernel` is the same in one pass over memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Group = dict[str, Any]
+Real = Any
+"""A float, or a tensor of one number in a compiled or captured step."""
+TINY = 1e-30
+
+
+class Form(NamedTuple):
+    """Which member of the family: all that decides which operations a step needs."""
+
+    centred: bool
+    kalman: bool
+    nesterov: bool
+    saturated: bool
+    remembers: bool
+    guarded: bool
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the mean of v over the tensor is needed."""
+        return self.kalman or self.saturated
+
+
+class Numbers(NamedTuple):
+    """What a step multiplies and adds; equal for all coordinates of a tensor."""
+
+    gain: Real  # of the mean: 1 - beta1
+    left: Real  # beta1: what the mean leaves of a surprise
+    keep: Real  # beta2
+    add: Real  # 1 - beta2
+    level: Real  # v-hat for each unit of v
+    floor: Real  # least Kalman gain, 1/t
+    noise: Real  # 4 R/q of a coordinate of mean noise
+    shrink: Real  # what weight decay leaves
+    size: Real  # the learning rate for each unit of the stored mean
+    ahead: Real  # the same for the gradient, with look-ahead
+    gamma: Real
+    eps: Real
+    inside: Real  # eps under the root
+    bend: Real  # c s
+
+
+def form_of(group: Group, *, remembers: bool = True) -> Form:
+    kalman = group.get("gain", "betas") == "kalman"
+    bare = not group["eps"] and not group.get("gamma", 0.0)
+    return Form(
+        centred=bool(group.get("centred", False)),
+        kalman=kalman,
+        nesterov=bool(group.get("nesterov", False)),
+        saturated=group.get("saturation", 0.0) > 0,
+        remembers=remembers,
+        guarded=bare,
+    )
+
+
+def short_of_one(beta: float, t: Real) -> Real:
+    """``1 - beta**t`` without cancellation, for a float or a tensor ``t``."""
+    if beta == 0:
+        return 1.0
+    rate = math.log(beta)
+    return -torch.expm1(t * rate) if isinstance(t, Tensor) else -math.expm1(t * rate)
+
+
+def numbers(form: Form, group: Group, lr: Real, t: Real, peak: Real, ok: Tensor | None) -> Numbers:
+    """The numbers of step ``t``; where ``ok`` is False, those of a step that changes nothing."""
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    inside = group.get("inside", False)
+    gain, add, size, floor = 1 - beta1, 1 - beta2, lr, 1 / t
+    ahead: Real = 0.0
+    if form.remembers and not form.kalman:
+        now = short_of_one(beta1, t)
+        size = lr / now
+        if form.nesterov:
+            size = lr * beta1 / short_of_one(beta1, t + 1)
+            ahead = lr * gain / now
+    level = 1.0 if group.get("uncorrected", False) else 1 / short_of_one(beta2, t)
+    decay = lr * group["weight_decay"]
+    bend = group.get("saturation", 0.0) * (lr / peak) if form.saturated else 0.0
+    if ok is not None:
+        gain, add, size, ahead, decay = (ok * x for x in (gain, add, size, ahead, decay))
+    return Numbers(
+        gain=gain, left=beta1, keep=beta2 if ok is None else 1 - add, add=add, level=level,
+        floor=floor, noise=4 * beta1 / (1 - beta1) ** 2, shrink=1 - decay, size=size, ahead=ahead,
+        gamma=group.get("gamma", 0.0), eps=0.0 if inside else group["eps"],
+        inside=group["eps"] if inside else 0.0, bend=bend,
+    )  # fmt: skip
+
+
+def advance(
+    form: Form, n: Numbers, x: Tensor, g: Tensor, m: Tensor | None, v: Tensor, ok: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The new parameter, mean and variance of one tensor; nothing is changed in place."""
+    seen = n.left * (g - m) if form.centred and m is not None else g
+    v = n.keep * v + n.add * (seen * seen)
+    level = n.level * v
+    scale = level.sum() / max(level.numel(), 1) if form.scaled else None
+    used = g
+    if m is not None and form.kalman:
+        K = (2 / (1 + torch.sqrt(1 + n.noise * (level / _or_one(scale))))).clamp(min=n.floor)
+        K = K if ok is None else ok * K
+        m = m + K * (g - m)
+        used = n.size * (m + K * (g - m) if form.nesterov else m)
+    elif m is not None:
+        m = torch.lerp(m, g, n.gain) if isinstance(n.gain, float) else m + n.gain * (g - m)
+        used = n.size * m + n.ahead * g if form.nesterov else n.size * m
+    else:
+        used = n.size * g
+    D = n.gamma + torch.sqrt(n.gamma**2 + level) if n.gamma else torch.sqrt(level + n.inside)
+    D = D + n.eps
+    step = torch.where(D > 0, used / _or_one(D), 0.0) if form.guarded else used / D
+    if form.saturated:
+        z = n.bend * level / (_or_one(D) * torch.sqrt(_or_one(scale))) + TINY
+        step = step * (-torch.expm1(-z) / z)
+    wide = x.to(v.dtype)
+    return wide * n.shrink - step, m, v
+
+
+def advance_lists(
+    form: Form, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor], ms: list[Tensor],
+    vs: list[Tensor],
+) -> None:  # fmt: skip
+    """The same in place, for tensors of one group, device and dtype."""
+    n = ns[0]  # what does not depend on the number of the step
+    f: Any = torch
+    if n.shrink != 1:
+        f._foreach_mul_(xs, n.shrink)
+    seen = gs
+    if form.centred:
+        seen = f._foreach_sub(gs, ms)
+        f._foreach_mul_(seen, n.left)
+    f._foreach_mul_(vs, n.keep)
+    f._foreach_addcmul_(vs, seen, seen, n.add)
+    # sqrt(level) is taken out of D, and of z, so that v needs no pass of its own.
+    roots = [math.sqrt(each.level) for each in ns]
+    scales = [_or_one(v.sum() / max(v.numel(), 1)) for v in vs] if form.scaled else []
+    used, sizes = ms, [each.size for each in ns]
+    if form.kalman:
+        K = f._foreach_mul(f._foreach_div(vs, scales), n.noise)
+        f._foreach_add_(K, 1.0)
+        f._foreach_sqrt_(K)
+        f._foreach_add_(K, 1.0)
+        f._foreach_reciprocal_(K)
+        f._foreach_mul_(K, 2.0)
+        f._foreach_clamp_min_(K, [each.floor for each in ns])
+        f._foreach_lerp_(ms, gs, K)
+        if form.nesterov:
+            used = f._foreach_lerp(ms, gs, K)
+    elif form.remembers:
+        f._foreach_lerp_(ms, gs, n.gain)
+        if form.nesterov:
+            used = f._foreach_mul(ms, sizes)
+            f._foreach_add_(used, f._foreach_mul(gs, [each.ahead for each in ns]))
+            sizes = [1.0] * len(ns)
+    else:
+        used = gs
+    under = n.gamma**2 + n.inside
+    if under:
+        D = f._foreach_add(vs, [under / each.level for each in ns])
+        f._foreach_sqrt_(D)
+    else:
+        D = f._foreach_sqrt(vs)
+    if n.gamma + n.eps:
+        f._foreach_add_(D, [(n.gamma + n.eps) / root for root in roots])
+    for d in D if form.guarded else []:
+        d.masked_fill_(d == 0, math.inf)
+    values = [-size / root for size, root in zip(sizes, roots, strict=True)]
+    if form.saturated:
+        z = f._foreach_div(vs, D)
+        f._foreach_div_(z, f._foreach_sqrt(scales))
+        f._foreach_mul_(z, n.bend)
+        f._foreach_add_(z, TINY)
+        f._foreach_mul_(D, z)
+        f._foreach_neg_(z)
+        f._foreach_expm1_(z)
+        f._foreach_mul_(z, used)
+        used, values = z, [-value for value in values]
+    f._foreach_addcdiv_(xs, used, D, values)
+
+
+def _or_one(x: Any) -> Any:
+    """``x``, with one where it is zero: a divisor for what is zero there too."""
+    return torch.where(x > 0, x, 1.0)

@@ -1,0 +1,159 @@
+"""The fused step: a table of addresses for the compiled kernels, or PyTorch's own where it is the same.
+
+On a CPU the kernels of `lossnav.optim._torch_kernel` take the whole family. Without numba, and on
+accelerators, the member that is AdamW goes to PyTorch's fused AdamW; on accelerators the others go
+by lists of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lossnav.optim._torch_diagonal import Form, Numbers
+from lossnav.optim._torch_finite import all_finite
+from lossnav.optim._torch_threads import spread
+
+Group = dict[str, Any]
+
+
+@lru_cache(maxsize=1)
+def kernels() -> Any:
+    """The module of compiled kernels, or None where numba cannot be used."""
+    try:
+        from lossnav.optim import _torch_kernel
+    except (ImportError, RuntimeError):
+        return None
+    return _torch_kernel
+
+
+class Plan:
+    """One step of one group by the kernels: first a look at the gradients, then the step.
+
+    Args:
+        form: The member of the family.
+        maximize: Whether to climb.
+        ns: The numbers of each tensor.
+        tensors: Parameters, gradients, means and variances, real, on a CPU; no means if the form
+            does not remember.
+    """
+
+    def __init__(
+        self, form: Form, maximize: bool, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor],
+        ms: list[Tensor], vs: list[Tensor],
+    ) -> None:  # fmt: skip
+        self.form, self.grads = form, gs
+        self.double = vs[0].dtype == torch.float64
+        self.touched = [*xs, *ms, *vs]
+        self.back: list[tuple[Tensor, Tensor]] = []
+        self.held: list[Tensor] = []  # copies must outlive the addresses taken of them
+        block, first = kernels().BLOCK, 0
+        rows, values = [], []
+        known: dict[Numbers, tuple[float, ...]] = {}
+        for i, (n, v) in enumerate(zip(ns, vs, strict=True)):
+            x, g = self._like(v, xs[i], back=True), self._like(v, gs[i])
+            m = ms[i] if form.remembers else v
+            length = v.numel()
+            rows.append((x.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), length, first))
+            if n not in known:
+                known[n] = _row(form, maximize, n)
+            values.append(known[n])
+            first += -(-length // block)
+        self.table = np.array(rows, dtype=np.int64)
+        self.numbers = np.array(values)
+        self.levels = np.array([n.level for n in ns]) if form.scaled else None
+        self.blocks = first
+        self.sums = np.empty(max(first, 1))
+        self.head = np.array([
+            0, first, len(rows), self.table.ctypes.data, self.numbers.ctypes.data,
+            self.sums.ctypes.data,
+        ], dtype=np.int64)  # fmt: skip
+        self.looked = False
+
+    def _like(self, v: Tensor, t: Tensor, *, back: bool = False) -> Tensor:
+        """``t``, or a copy in the precision and the order in memory of ``v``."""
+        if t.dtype == v.dtype and (t.stride() == v.stride() or t.numel() <= 1):
+            return t
+        copy = torch.empty_like(v).copy_(t)
+        self.held.append(copy)
+        if back:
+            self.back.append((t, copy))
+        return copy
+
+    def look(self) -> bool:
+        """Whether all gradients are finite; on the way, the mean of v that some forms need."""
+        self._run("power" if self.form.scaled else "sum")
+        self.looked = True
+        if self.form.scaled and self.blocks:
+            assert self.levels is not None
+            lengths = self.table[:, 4]
+            starts = np.minimum(self.table[:, 5], self.blocks - 1)
+            power = np.add.reduceat(self.sums, starts)
+            scale = np.where(lengths > 0, self.levels * power / np.maximum(lengths, 1), 1.0)
+            scale[~(scale > 0)] = 1.0
+            self.numbers[:, 8] /= scale
+            self.numbers[:, 14] /= np.sqrt(scale)
+        finite = not self.blocks or math.isfinite(self.sums.sum())
+        return finite or all_finite(self.grads)
+
+    def step(self) -> None:
+        if self.form.scaled and not self.looked:
+            self.look()
+        name = "basic" if self.form.remembers else "ballistic"
+        if self.form.kalman:
+            name = "kalman_bent" if self.form.saturated else "kalman"
+        elif self.form.saturated:
+            name = "bent"
+        self._run(name)
+        for t, copy in self.back:
+            t.copy_(copy)
+        # Autograd must see that these have changed: it refuses a backward pass that needs the old.
+        torch.autograd.graph.increment_version(self.touched)
+
+    def _run(self, name: str) -> None:
+        if self.blocks:
+            self.head[0] = 0
+            function = kernels().kernel(name + ("64" if self.double else "32"))
+            threads = min(torch.get_num_threads(), self.blocks)
+            spread(function.address, self.head.ctypes.data, threads)
+
+
+def _row(form: Form, maximize: bool, n: Numbers) -> tuple[float, ...]:
+    """The numbers of a tensor in the order of the kernels."""
+    ahead = float(form.nesterov) if form.kalman else n.ahead
+    return (
+        -1.0 if maximize else 1.0, n.gain, n.left if form.centred else 1.0, float(form.centred),
+        n.keep, n.add, n.level, n.floor, n.noise, n.shrink, n.size, ahead,
+        n.gamma**2 + n.inside, n.gamma + n.eps, n.bend,
+    )  # fmt: skip
+
+
+def is_adamw(form: Form, group: Group) -> bool:
+    """Whether the member is AdamW itself."""
+    special = form.centred or form.kalman or form.nesterov or form.saturated or form.guarded
+    return form.remembers and not special and not group["gamma"]
+
+
+def fused_adamw(
+    group: Group,
+    xs: list[Tensor],
+    gs: list[Tensor],
+    memory: list[list[Tensor]],
+    steps: list[Tensor],
+) -> None:
+    """PyTorch's fused AdamW; ``steps`` have been counted up already."""
+    beta1, beta2 = group["betas"]
+    columns = [xs, gs, *memory, steps]
+    groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns)
+    for (x, g, m, v, step), _ in groups.values():
+        beside = [t.to(x[0].device, torch.float32) for t in step]
+        torch._fused_adamw_(
+            x, g, m, v, [], beside, amsgrad=False, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+            grad_scale=None, found_inf=None,
+        )  # fmt: skip

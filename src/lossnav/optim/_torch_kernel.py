@@ -1,0 +1,293 @@
+"""The diagonal step in one pass over memory, compiled by numba for the processor it runs on.
+
+`lossnav.optim._torch_diagonal` says what is computed. A kernel is handed a table of addresses; its
+threads take blocks of coordinates from it until none is left. The blocks are taken from the last to
+the first: the gradients were read once already, first to last, to see that they are finite, and the
+last of them are still in the cache.
+
+What costs nothing beside the memory traffic (centring, look-ahead, discount) is done by numbers that
+may be zero; only what costs more is left out of a kernel that does not need it. Such a switch is
+None or 1, which numba resolves when it compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba as _numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+import numpy as np
+from numba import extending as _extending  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+numba: Any = _numba  # it is typed in part, and not to be had everywhere
+types: Any = numba.types
+intrinsic: Any = _extending.intrinsic
+Function = Callable[..., Any]
+Jit = Callable[[Function], Function]
+
+BLOCK = 1 << 15
+NUMBERS = 15
+_SIGNATURE = types.void(types.CPointer(types.int64))
+# Nothing here may assume that numbers are finite. The step rounds like PyTorch's: products and sums
+# are not contracted.
+_step: Jit = numba.njit(fastmath={"arcp", "nsz"}, error_model="numpy")
+_series: Jit = numba.njit(fastmath={"arcp", "nsz", "contract"}, error_model="numpy")
+_sum: Jit = numba.njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
+_plain: Jit = numba.njit(error_model="numpy")
+
+
+def _counted(typing: Any, counter: Any) -> Any:
+    """Add one to the first entry of an array, atomically; the value before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one = context.get_constant(types.int64, 1)
+        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), generate
+
+
+_taken: Any = intrinsic(_counted)
+
+
+def _pointer(kind: Any) -> Any:
+    def at(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            target = context.get_value_type(signature.return_type)
+            return builder.inttoptr(arguments[0], target)
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return intrinsic(at)
+
+
+_at32, _at64, _at_int = (_pointer(kind) for kind in (types.float32, types.float64, types.int64))
+
+
+@_plain
+def _row(table: Any, rows: int, block: int) -> int:
+    """The tensor that a block belongs to: column 5 holds the number of each one's first block."""
+    low, high = 0, rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if table[middle, 5] <= block:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@_series
+def _relaxed(z: Any, double: Any) -> Any:
+    """(1 - exp(-z)) / z; in single precision with multiplications only, which go eight at a time.
+
+    The series of phi at y = z/32, and then five times phi(2 y) = phi(y) (1 - y phi(y) / 2).
+    """
+    kind = type(z)
+    one = kind(1)
+    if double is not None:
+        return -np.expm1(-z) / z if z > kind(0) else one
+    far = kind(18)
+    y = (z if z < far else far) * kind(1 / 32)
+    yy = y * y
+    low = (one - kind(1 / 2) * y) + (kind(1 / 6) - kind(1 / 24) * y) * yy
+    high = (kind(1 / 120) - kind(1 / 720) * y) + (kind(1 / 5040) - kind(1 / 40320) * y) * yy
+    p = low + high * (yy * yy)
+    y *= kind(0.5)
+    p *= one - y * p
+    p *= one - kind(2) * y * p
+    p *= one - kind(4) * y * p
+    p *= one - kind(8) * y * p
+    p *= one - kind(16) * y * p
+    return p if z < far else one / z
+
+
+@_step
+def _advance(
+    X: Any, G: Any, M: Any, V: Any, n: Any, double: Any, remembers: Any, kalman: Any, bends: Any
+) -> None:  # fmt: skip
+    kind = type(V[0])
+    sign, gain, left, centre = kind(n[0]), kind(n[1]), kind(n[2]), kind(n[3])
+    keep, add, level, floor = kind(n[4]), kind(n[5]), kind(n[6]), kind(n[7])
+    noise, shrink, size, ahead = kind(n[8]), kind(n[9]), kind(n[10]), kind(n[11])
+    under, over, bend = kind(n[12]), kind(n[13]), kind(n[14])
+    zero, one, two, endless = kind(0), kind(1), kind(2), kind(np.inf)
+    for i in range(len(V)):
+        grad = sign * G[i]
+        mean = grad
+        if remembers is not None:
+            mean = M[i]
+        seen = left * (grad - centre * mean)
+        variance = keep * V[i] + add * (seen * seen)
+        V[i] = variance
+        hat = level * variance
+        K = gain
+        if kalman is not None:
+            K = two / (one + np.sqrt(one + noise * hat))
+            K = K if K > floor else floor
+        if remembers is not None:
+            mean += K * (grad - mean)
+            M[i] = mean
+        if kalman is not None:
+            used = size * (mean + ahead * K * (grad - mean))
+        else:
+            used = size * mean + ahead * grad
+        D = np.sqrt(hat + under) + over
+        over_D = one / (D if D > zero else endless)
+        if bends is not None:
+            over_D *= _relaxed(bend * hat * over_D, double)
+        X[i] = shrink * X[i] - used * over_D
+
+
+@_sum
+def _looked(G: Any, M: Any, V: Any, n: Any, scaled: Any) -> Any:
+    kind = type(G[0])
+    sign, left, centre, keep, add = kind(n[0]), kind(n[2]), kind(n[3]), kind(n[4]), kind(n[5])
+    whole = 0.0
+    for start in range(0, len(G), 1024):  # short sums, so that single precision is enough in each
+        total = kind(0)
+        for i in range(start, min(start + 1024, len(G))):
+            if scaled is not None:
+                seen = left * (sign * G[i] - centre * M[i])
+                total += keep * V[i] + add * (seen * seen)
+            else:
+                total += G[i]
+        whole += total
+    return whole
+
+
+@_plain
+def _walk(data: Any, double: Any, remembers: Any, kalman: Any, bends: Any) -> None:
+    """Take blocks, last to first, and advance each.
+
+    The data: a counter from zero; the numbers of blocks and of rows; the addresses of the table, of
+    a row of numbers for each tensor, and of a float64 for each block. A row of the table: addresses
+    of parameter, gradient, mean and variance, the length, the number of the first block.
+    """
+    head = numba.carray(data, 6)
+    blocks, rows = head[1], head[2]
+    table = numba.carray(_at_int(head[3]), (rows, 6))
+    numbers = numba.carray(_at64(head[4]), (rows, NUMBERS))
+    while True:
+        block = blocks - 1 - _taken(data)
+        if block < 0:
+            return
+        r = _row(table, rows, block)
+        start = (block - table[r, 5]) * BLOCK
+        L = min(table[r, 4] - start, BLOCK)
+        x, g, m, v = table[r, 0], table[r, 1], table[r, 2], table[r, 3]
+        if double is None:
+            s = 4 * start
+            _advance(
+                numba.carray(_at32(x + s), L), numba.carray(_at32(g + s), L),
+                numba.carray(_at32(m + s), L), numba.carray(_at32(v + s), L),
+                numbers[r], double, remembers, kalman, bends,
+            )  # fmt: skip
+        else:
+            s = 8 * start
+            _advance(
+                numba.carray(_at64(x + s), L), numba.carray(_at64(g + s), L),
+                numba.carray(_at64(m + s), L), numba.carray(_at64(v + s), L),
+                numbers[r], double, remembers, kalman, bends,
+            )  # fmt: skip
+
+
+@_plain
+def _look(data: Any, double: Any, scaled: Any) -> None:
+    """Take blocks, first to last, and sum each: its gradients, or the v that they will lead to.
+
+    Either sum is NaN or infinite if a gradient is.
+    """
+    head = numba.carray(data, 6)
+    blocks, rows = head[1], head[2]
+    table = numba.carray(_at_int(head[3]), (rows, 6))
+    numbers = numba.carray(_at64(head[4]), (rows, NUMBERS))
+    sums = numba.carray(_at64(head[5]), blocks)
+    while True:
+        block = _taken(data)
+        if block >= blocks:
+            return
+        r = _row(table, rows, block)
+        start = (block - table[r, 5]) * BLOCK
+        L = min(table[r, 4] - start, BLOCK)
+        g, m, v = table[r, 1], table[r, 2], table[r, 3]
+        if double is None:
+            s = 4 * start
+            G, M, V = _at32(g + s), _at32(m + s), _at32(v + s)
+            n = numbers[r]
+            sums[block] = _looked(
+                numba.carray(G, L), numba.carray(M, L), numba.carray(V, L), n, scaled
+            )
+        else:
+            s = 8 * start
+            sums[block] = _looked(
+                numba.carray(_at64(g + s), L), numba.carray(_at64(m + s), L),
+                numba.carray(_at64(v + s), L), numbers[r], scaled,
+            )  # fmt: skip
+
+
+# Plain functions of the module, one for each kernel: numba keeps on disk only what has such a name.
+def _basic32(data: Any) -> None:
+    _walk(data, None, 1, None, None)
+
+
+def _basic64(data: Any) -> None:
+    _walk(data, 1, 1, None, None)
+
+
+def _bent32(data: Any) -> None:
+    _walk(data, None, 1, None, 1)
+
+
+def _bent64(data: Any) -> None:
+    _walk(data, 1, 1, None, 1)
+
+
+def _kalman32(data: Any) -> None:
+    _walk(data, None, 1, 1, None)
+
+
+def _kalman64(data: Any) -> None:
+    _walk(data, 1, 1, 1, None)
+
+
+def _kalman_bent32(data: Any) -> None:
+    _walk(data, None, 1, 1, 1)
+
+
+def _kalman_bent64(data: Any) -> None:
+    _walk(data, 1, 1, 1, 1)
+
+
+def _ballistic32(data: Any) -> None:
+    _walk(data, None, None, None, None)
+
+
+def _ballistic64(data: Any) -> None:
+    _walk(data, 1, None, None, None)
+
+
+def _sum32(data: Any) -> None:
+    _look(data, None, None)
+
+
+def _sum64(data: Any) -> None:
+    _look(data, 1, None)
+
+
+def _power32(data: Any) -> None:
+    _look(data, None, 1)
+
+
+def _power64(data: Any) -> None:
+    _look(data, 1, 1)
+
+
+@cache
+def kernel(name: str) -> Any:
+    """The compiled function of that name, whose ``address`` is a C function void f(void *data)."""
+    function = globals()[f"_{name}"]
+    try:
+        return numba.cfunc(_SIGNATURE, cache=True)(function)
+    except RuntimeError:  # nowhere to keep what is compiled
+        return numba.cfunc(_SIGNATURE)(function)

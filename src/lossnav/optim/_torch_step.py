@@ -1,0 +1,212 @@
+"""One step of the diagonal family on a group: by one tensor at a time, by lists, or fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossnav.optim import _torch_diagonal as family
+from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
+from lossnav.optim._torch_diagonal import Form, Numbers
+from lossnav.optim._torch_fused import Plan, fused_adamw, is_adamw, kernels
+
+LARGE = 1 << 20
+"""From this many coordinates on, compiling a kernel is worth while if nothing else was asked for."""
+PIECE = 1 << 18
+"""Lists are cut to about this many coordinates on a CPU, so that temporaries stay in the cache."""
+
+
+class DiagonalOptimizer(NavigatorBase):
+    """Base of the optimizers that treat each coordinate by itself."""
+
+    columns: tuple[str, ...] = ("step", "mean", "variance")
+    _plans: dict[int, list[Plan]] = {}  # noqa: RUF012  (set anew by each look at the gradients)
+
+    def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
+        home = theta.device if group["capturable"] else None
+        like = {"dtype": state_dtype(theta), "memory_format": torch.preserve_format}
+        state = {"step": torch.zeros((), dtype=torch.float32, device=home)}
+        for name in self.columns[1:]:
+            state[name] = torch.zeros_like(theta, requires_grad=False, **like)
+        return state
+
+    def _settings(self, group: Group) -> Group:
+        """The settings of a group by the names that `numbers` knows."""
+        return group
+
+    def _form(self, group: Group) -> Form:
+        return family.form_of(group, remembers="mean" in self.columns)
+
+    def _finite(self, batches: list[Batch]) -> bool:
+        self._plans = {}
+        rest = []
+        good = True
+        for batch in batches:
+            if _way(self._form(batch[0]), batch[0], batch[1]) == "kernel":
+                plans = self._planned(batch)
+                self._plans[id(batch[0])] = plans
+                good = good and all(plan.look() for plan in plans)
+            else:
+                rest.append(batch)
+        good = good and super()._finite(rest)
+        if not good:
+            self._plans.clear()  # they hold on to gradients
+        return good
+
+    def _planned(self, batch: Batch) -> list[Plan]:
+        group, params, grads, (steps, *memory) = batch
+        form = self._form(group)
+        ns = numbers_of(form, self._settings(group), [step.item() + 1 for step in steps])
+        columns = [_real(params), _real(grads), *(_real(column) for column in memory)]
+        plans = []
+        for dtype in sorted({v.dtype for v in columns[-1]}, key=str):
+            chosen = [i for i, v in enumerate(columns[-1]) if v.dtype == dtype]
+            xs, gs, *held = ([column[i] for i in chosen] for column in columns)
+            ms = held[0] if form.remembers else []
+            plans.append(
+                Plan(form, group["maximize"], [ns[i] for i in chosen], xs, gs, ms, held[-1])
+            )
+        return plans
+
+    def _update(self, batch: Batch, ok: Tensor | None) -> None:
+        group, params, grads, (steps, *memory) = batch
+        form = self._form(group)
+        way = "single" if ok is not None else _way(form, group, params)
+        if way == "single":
+            self._one_by_one(form, batch, ok)
+            return
+        if way == "kernel":
+            for plan in self._plans.pop(id(group), None) or self._planned(batch):
+                plan.step()
+            _count(steps)
+            return
+        _count(steps)
+        if way == "torch":
+            fused_adamw(group, params, grads, memory, steps)
+            return
+        ns = numbers_of(form, self._settings(group), [step.item() for step in steps])
+        columns = [_real(params), _real(grads), *(_real(column) for column in memory)]
+        for chosen in _pieces(columns):
+            xs, gs, *held = ([column[i] for i in chosen] for column in columns)
+            if group["maximize"]:
+                gs = list(torch._foreach_neg(gs))
+            vs = held[-1]
+            narrow = xs[0].dtype != vs[0].dtype
+            wide = [x.to(v.dtype) for x, v in zip(xs, vs, strict=True)] if narrow else xs
+            gs = [g.to(v.dtype) for g, v in zip(gs, vs, strict=True)] if narrow else gs
+            ms = held[0] if form.remembers else []
+            family.advance_lists(form, [ns[i] for i in chosen], wide, gs, ms, vs)
+            if narrow:
+                torch._foreach_copy_(xs, wide)
+
+    def _one_by_one(self, form: Form, batch: Batch, ok: Tensor | None) -> None:
+        group, params, grads, (steps, *memory) = batch
+        for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
+            x, g, *held = _real([theta, grad, *(column[i] for column in memory)])
+            v = held[-1]
+            m = held[0] if form.remembers else None
+            g = -g.to(v.dtype) if group["maximize"] else g.to(v.dtype)
+            beside = None if ok is None else ok.to(x.device, v.dtype)
+            if beside is not None:
+                g = torch.where(beside > 0, g, 0.0)
+            step += 1 if ok is None else ok.to(step.device)
+            n = numbers_traced(form, self._settings(group), step, x, beside)
+            # Autograd may hold on to what it has seen; what is overwritten below must be a copy.
+            held = [t.clone() for t in (x, *held)] if group["differentiable"] else [x, *held]
+            old = held[1] if form.remembers else None
+            moved, mean, variance = family.advance(form, n, held[0], g, old, held[-1], beside)
+            if m is not None:
+                m.copy_(mean)
+            v.copy_(variance)
+            x.copy_(moved)
+
+
+def _way(form: Form, group: Group, params: list[Tensor]) -> str:
+    """How this group takes its step: "single", "lists", "kernel" or "torch"."""
+    foreach, fused = group["foreach"], group["fused"]
+    if group["differentiable"] or traced(group):
+        return "single"
+    if fused is None and foreach is None:
+        if not all(type(p) in (Tensor, torch.nn.Parameter) for p in params):
+            return "lists"
+        large = sum(p.numel() for p in params) >= LARGE
+        return "kernel" if large and _on_cpu(params) and kernels() is not None else "lists"
+    if not fused:
+        return "lists" if foreach else "single"
+    if _on_cpu(params) and kernels() is not None:
+        return "kernel"
+    if is_adamw(form, group) and all(
+        p.dtype == state_dtype(p) and p.is_floating_point() for p in params
+    ):
+        return "torch"
+    if not _on_cpu(params):
+        return "lists"
+    raise RuntimeError(
+        "fused=True needs numba for these settings on a CPU: pip install 'lossnav[fast]', or leave "
+        "fused=None."
+    )
+
+
+def _on_cpu(params: list[Tensor]) -> bool:
+    return all(p.device.type == "cpu" and type(p) in (Tensor, torch.nn.Parameter) for p in params)
+
+
+def _count(steps: list[Tensor]) -> None:
+    torch._foreach_add_(steps, torch.ones(()), alpha=1.0)
+
+
+def numbers_of(form: Form, group: Group, times: list[float]) -> list[Numbers]:
+    """The numbers of each tensor, as floats."""
+    lr = float(group["lr"])
+    peak = 1.0
+    if form.saturated:
+        peak = max(lr, float(group["peak_lr"])) or 1.0
+        group["peak_lr"].fill_(peak)
+    known = {t: family.numbers(form, group, lr, t, peak, None) for t in set(times)}
+    return [known[t] for t in times]
+
+
+def numbers_traced(form: Form, group: Group, step: Tensor, x: Tensor, ok: Tensor | None) -> Numbers:
+    """The numbers of one tensor; tensors themselves where values may not be looked at."""
+    lr: Any = group["lr"]
+    if ok is None and not (traced(group) or isinstance(lr, Tensor)):
+        return numbers_of(form, group, [step.item()])[0]  # the usual step, by floats
+    if isinstance(lr, Tensor):
+        lr = lr.reshape(()).to(x.device)
+    peak: Any = 1.0
+    if form.saturated:
+        held = group["peak_lr"]
+        now = lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=held.dtype)
+        now = now.to(held)
+        peak = torch.where(now >= held, now, held)
+        held.copy_(peak.detach())
+        peak = torch.where(peak > 0, peak, 1.0).to(x.device)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    t: Any = step.to(x.device, wide).clamp(min=1)
+    if not traced(group):
+        t = max(step.item(), 1.0)
+    return family.numbers(form, group, lr, t, peak, ok)
+
+
+def _real(tensors: list[Tensor]) -> list[Tensor]:
+    """Complex tensors as pairs of reals."""
+    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+
+
+def _pieces(columns: list[list[Tensor]]) -> Iterator[list[int]]:
+    """Indices of tensors that may go together: one device and dtype, and on a CPU not too many."""
+    groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns, with_indices=True)
+    for (device, _), (_, indices) in groups.items():
+        chosen: list[int] = []
+        room = PIECE
+        for i in indices:
+            chosen.append(i)
+            room -= columns[0][i].numel()
+            if device.type == "cpu" and room <= 0:
+                yield chosen
+                chosen, room = [], PIECE
+        if chosen:
+            yield chosen
