@@ -8,3 +8,6 @@ from hypothesis import settings
 settings.register_profile("merge", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("merge")
+
+# A program of its own: read for doctests, it would change PyTorch's settings for all other tests.
+collect_ignore = ["distributed_worker.py"]

@@ -13,13 +13,21 @@ from lossnav.solvers.matrixfree import _Sums
 @pytest.mark.parametrize("loss", [ln.DoubleWell(), ln.Quadratic([1.0, 30.0], minimum=[0.5, 0.5])])
 def test_agrees_with_newton_on_the_same_grid(loss, end):
     objective = ln.Objective(loss, eta=0.7, gamma=0.4)
-    path = ln.solve(
-        objective, [0.8, 0.55], 2.0, end, method=ln.MatrixFree(steps=40, iterations=400), tol=1e-14
-    )
+    method = ln.MatrixFree(steps=40, iterations=400, settle=0.0)
+    path = ln.solve(objective, [0.8, 0.55], 2.0, end, method, tol=1e-14)
     points, cost = ln.Discrete(objective, 40, 0.05, "midpoint").minimise([0.8, 0.55], end)
     assert path.status.ok
     assert path.J == pytest.approx(cost, rel=1e-9)
     assert path.theta == pytest.approx(points, abs=1e-4)
+
+
+def test_it_stops_where_the_mesh_is_coarser_than_the_rest():
+    """Fewer steps, and what is given away is far below the stated error."""
+    objective = ln.Objective(ln.Quadratic([1.0, 30.0], minimum=[0.5, 0.5]), eta=0.7, gamma=0.4)
+    _, cost = ln.Discrete(objective, 40, 0.05, "midpoint").minimise([0.8, 0.55])
+    path = ln.solve(objective, [0.8, 0.55], 2.0, method=ln.MatrixFree(steps=40), tol=1e-14)
+    assert path.status is ln.Status.CONVERGED
+    assert 1e-12 < (path.J - cost) / cost < 1e-2 * path.error
 
 
 def test_error_covers_the_truth():

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lossnav.optim.torch import Ballistic, Navigator  # noqa: E402
+from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator  # noqa: E402
 
 CLASSES = [Navigator, Ballistic]
 SHAPES = {"a": (4, 3), "b": (3,), "c": ()}
@@ -271,3 +271,18 @@ def test_parameters_without_gradient_yet_have_no_state():
     assert list(second.state) == [others["a"]]
     step(second, others)
     assert [int(second.state[p]["step"]) for p in others.values()] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [Navigator, KroneckerNavigator])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_warm_up_from_zero_is_no_peak(kind, foreach):
+    """The largest lr so far is the largest there was, from the first step on."""
+    theta = torch.nn.Parameter(torch.eye(2))
+    optimizer = kind([theta], lr=0.0, saturation=1.0, foreach=foreach)
+    peaks = []
+    for lr in (0.0, 0.1, 0.05):
+        optimizer.param_groups[0]["lr"] = lr
+        theta.grad = torch.tensor([[1.0, 2.0], [0.5, 1.0]])
+        optimizer.step()
+        peaks.append(float(optimizer.param_groups[0]["peak_lr"]))
+    assert peaks == pytest.approx([0.0, 0.1, 0.1])

@@ -326,3 +326,12 @@ def test_costs_along_the_path_are_those_of_the_exact_one():
     velocity = ln.Riccati().feedback(objective).velocity(exact.at(path.t))
     assert path.kinetic == pytest.approx(objective.kinetic(exact.at(path.t), velocity), abs=1e-5)
     assert path.potential == pytest.approx(objective.potential(exact.at(path.t)), abs=1e-8)
+
+
+@pytest.mark.parametrize("gamma", [1e-300, 1e-9])
+def test_hardly_any_discount_is_like_none(gamma):
+    """The slow flow, a first guess where discount is strong, must not be followed for ever."""
+    loss = ln.Function(lambda x: (x**4).sum() + x[0] ** 2 - x[1], ["a", "b"])
+    path, plain = (ln.solve(ln.Objective(loss, gamma=g), [0.7, -0.4], 2.0) for g in (gamma, 0.0))
+    assert path.status.ok
+    assert path.velocity0 == pytest.approx(plain.velocity0, rel=1e-6)

@@ -277,9 +277,8 @@ def _home(group: Group) -> torch.device | None:
 
 
 def _changed(batches: list[Batch]) -> None:
-    """Tell autograd of sharded tensors whose parts were changed: it does not look inside."""
-    lists = [column for _, params, _, columns in batches for column in (params, *columns)]
-    outer = [t for column in lists for t in column if is_sharded(t)]
+    """Tell autograd of sharded parameters whose parts were changed: it does not look inside."""
+    outer = [theta for _, params, _, _ in batches for theta in params if is_sharded(theta)]
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(outer)
 

@@ -232,6 +232,8 @@ class KroneckerNavigator(Navigator):
                 self._walk(group, piece)
 
     def _begin(self, group: Group, jobs: list[Job]) -> None:
+        if group["saturation"]:
+            numbers_of(self._form(group), self._settings(group), [1.0])  # notes the peak of lr
         for theta, _, _ in jobs:
             if group["weight_decay"]:
                 shift(theta, None, 1 - group["lr"] * group["weight_decay"])

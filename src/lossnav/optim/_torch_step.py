@@ -160,11 +160,12 @@ def _count(steps: list[Tensor]) -> None:
 
 def numbers_of(form: Form, group: Group, times: list[float]) -> list[Numbers]:
     """The numbers of each tensor, as floats."""
-    lr = float(group["lr"])
+    lr = float(group["lr"].detach() if isinstance(group["lr"], Tensor) else group["lr"])
     peak = 1.0
     if form.saturated:
-        peak = max(lr, float(group["peak_lr"])) or 1.0
+        peak = max(lr, float(group["peak_lr"]))
         group["peak_lr"].fill_(peak)
+        peak = peak or 1.0  # a warm-up may begin at zero
     known = {t: family.numbers(form, group, lr, t, peak, None) for t in set(times)}
     return [known[t] for t in times]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 COARSE = 1e-4
 """Accuracy of the first solve, on polynomials of degree 3, which only has to find the way."""
+CALLS = 20_000
+"""A slow flow that takes more evaluations than this is no cheap guess."""
 
 
 def solve_finite(
@@ -108,20 +111,23 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
     """The overdamped path f - (eta k/gamma) G^-1 grad L, which large discount makes optimal."""
     pace = objective.eta * objective.k / objective.gamma
 
+    calls = itertools.count()
+
     def flow(_: float, x: FloatArray) -> FloatArray:
+        if next(calls) > CALLS or np.abs(x).max() > far:
+            raise FloatingPointError("no guess")
         push = np.linalg.solve(objective.metric_at(x), objective.loss.grad(x))
         return objective.drift_at(x) - pace * push
 
-    def far(_: float, x: FloatArray) -> float:
-        return 1e6 * (1 + float(np.abs(theta).max())) - float(np.abs(x).max())
-
-    far.terminal = True  # type: ignore[attr-defined]
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a flow that escapes is no guess; nothing to report
-        solution = solve_ivp(
-            flow, (0.0, t[-1]), theta, method="LSODA", t_eval=t, rtol=1e-5, events=far
-        )
-    return solution.y.T if solution.status == 0 else np.full((len(t), len(theta)), math.nan)
+    far = 1e6 * (1 + float(np.abs(theta).max()))
+    nothing = np.full((len(t), len(theta)), math.nan)
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a flow that escapes is no guess; nothing to report
+            solution = solve_ivp(flow, (0.0, t[-1]), theta, method="LSODA", t_eval=t, rtol=1e-5)
+    except (FloatingPointError, np.linalg.LinAlgError):
+        return nothing
+    return solution.y.T if solution.success else nothing
 
 
 def bump(shape: FloatArray, way: FloatArray) -> FloatArray:

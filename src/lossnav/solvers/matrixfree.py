@@ -20,9 +20,6 @@ from lossnav.objective import Objective
 from lossnav.solvers.base import Method
 from lossnav.trajectory import Status, Trajectory
 
-SETTLED = 1e-4
-"""The part of the error of straight pieces that the rest of the minimisation may be."""
-
 
 @dataclass(frozen=True)
 class MatrixFree(Method):
@@ -36,6 +33,8 @@ class MatrixFree(Method):
         steps: Number of straight pieces; costs are taken in their middles (second order).
         iterations: The most quasi-Newton steps; each takes one gradient at every piece.
         memory: Pairs of vectors that are kept.
+        settle: Stop where the rest is below this part of what straight pieces cost too much; 0 goes
+            on until ``tol``.
 
     Examples:
         >>> import lossnav as ln
@@ -48,6 +47,7 @@ class MatrixFree(Method):
     steps: int = 20
     iterations: int = 100
     memory: int = 10
+    settle: float = 1e-4
 
     def solve(
         self,
@@ -76,7 +76,7 @@ class MatrixFree(Method):
         def enough(intermediate_result: OptimizeResult) -> None:
             """Stop where a last step would gain far less than straight pieces cost too much."""
             points = sums.points(intermediate_result.x.reshape(scaled.shape))
-            if sums.left(sums.cost(points)[1]) <= SETTLED * sums.bend(points):
+            if sums.left(sums.cost(points)[1]) <= self.settle * sums.bend(points):
                 raise StopIteration
 
         done = minimize(
@@ -88,7 +88,7 @@ class MatrixFree(Method):
         left = sums.left(slope)
         velocity = np.gradient(points, sums.t, axis=0)
         velocity[0] = -objective.eta * slope[0] / float(objective.discount_at(0.0))
-        settled = done.success or left <= SETTLED * sums.bend(points)
+        settled = done.success or left <= self.settle * sums.bend(points)
         status = Status.CONVERGED if settled else Status.ITERATIONS
         if not math.isfinite(value):
             status = Status.NOT_FINITE
