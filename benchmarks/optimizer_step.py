@@ -79,6 +79,8 @@ def fused():
     peer = torch.optim.AdamW(parameters(), weight_decay=0.01, fused=True)
     ours = Navigator(parameters(), weight_decay=0.01, fused=True)
     compared("Navigator fused / torch AdamW fused", 1.1, ours, peer)
+    bare = Navigator(parameters(), weight_decay=0.01, fused=True, nonfinite="ignore")
+    compared("the same without a look for NaN, as torch does", 1.1, bare, peer)
 
 
 def foreach():

@@ -144,14 +144,16 @@ def _looked(G: Any, M: Any, V: Any, n: Any, scaled: Any) -> Any:
     kind = type(G[0])
     sign, left, centre, keep, add = kind(n[0]), kind(n[2]), kind(n[3]), kind(n[4]), kind(n[5])
     whole = 0.0
+    if scaled is None:  # only whether it is finite will be asked
+        total = kind(0)
+        for i in range(len(G)):
+            total += G[i]
+        return whole + total
     for start in range(0, len(G), 1024):  # short sums, so that single precision is enough in each
         total = kind(0)
         for i in range(start, min(start + 1024, len(G))):
-            if scaled is not None:
-                seen = left * (sign * G[i] - centre * M[i])
-                total += keep * V[i] + add * (seen * seen)
-            else:
-                total += G[i]
+            seen = left * (sign * G[i] - centre * M[i])
+            total += keep * V[i] + add * (seen * seen)
         whole += total
     return whole
 

@@ -74,12 +74,13 @@ class DiagonalOptimizer(NavigatorBase):
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group, params, grads, (steps, *memory) = batch
         form = self._form(group)
-        way = "single" if ok is not None else _way(form, group, params)
+        planned = self._plans.pop(id(group), None)
+        way = "single" if ok is not None else "kernel" if planned else _way(form, group, params)
         if way == "single":
             self._one_by_one(form, batch, ok)
             return
         if way == "kernel":
-            for plan in self._plans.pop(id(group), None) or self._planned(batch):
+            for plan in planned or self._planned(batch):
                 plan.step()
             _count(steps)
             return
