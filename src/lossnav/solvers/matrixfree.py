@@ -68,15 +68,19 @@ class MatrixFree(Method):
         start = sums.descent()
         scaled = sums.whitened(start)
 
+        seen: list[FloatArray] = []  # the last argument, its points and their slope
+
         def cost(y: FloatArray) -> tuple[float, FloatArray]:
             points = sums.points(y.reshape(scaled.shape))
             value, slope = sums.cost(points)
+            seen[:] = y.copy(), points, slope
             return value, sums.pulled_back(slope).ravel()
 
         def enough(intermediate_result: OptimizeResult) -> None:
             """Stop where a last step would gain far less than straight pieces cost too much."""
-            points = sums.points(intermediate_result.x.reshape(scaled.shape))
-            if sums.left(sums.cost(points)[1]) <= self.settle * sums.bend(points):
+            if not np.array_equal(intermediate_result.x, seen[0]):
+                cost(intermediate_result.x)
+            if sums.left(seen[2]) <= self.settle * sums.bend(seen[1]):
                 raise StopIteration
 
         done = minimize(
