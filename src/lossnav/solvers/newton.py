@@ -68,7 +68,8 @@ def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: floa
                 break
             decrease = -float(np.vdot(step, gradient))
             size = abs(cost) + abs(decrease)
-            last = decrease <= accuracy * size
+            # A lifted step is no Newton step: what it gains says little about what is left.
+            last = decrease <= (1e-15 if find_step.lift.amount else accuracy) * size
             length = 1.0
             now = whole.cost(points + step, 1 if last else 2)
             if not (last or now[0] <= cost - 1e-4 * decrease):
