@@ -8,8 +8,11 @@ import pytest
 
 import lossnav as ln
 from lossnav.belief import adaptive, weight_uncertainty
+from lossnav.solvers.assembly import Task
 from lossnav.solvers.ends import end_at, minima, quadratic_around
 from lossnav.solvers.finite import rate
+from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.newton import minimise
 from test_riccati import random_objective
 
 FIG1_END = (1.0574537707386316, 0.0)
@@ -335,3 +338,14 @@ def test_hardly_any_discount_is_like_none(gamma):
     path, plain = (ln.solve(ln.Objective(loss, gamma=g), [0.7, -0.4], 2.0) for g in (gamma, 0.0))
     assert path.status.ok
     assert path.velocity0 == pytest.approx(plain.velocity0, rel=1e-6)
+
+
+def test_a_lifted_step_is_never_the_last():
+    """However loose the accuracy: a step with a lifted Hessian says little about what is left."""
+    objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
+    task = Task(objective, np.array([-0.6, 0.55]), stop=np.array(FIG1_END))
+    mesh = Mesh(np.linspace(0, 4, 8), 3)
+    line = np.linspace(task.theta0, task.stop, len(mesh.t))
+    found = minimise(task, mesh, line, iterations=50, accuracy=10.0)
+    assert found.status is ln.Status.CONVERGED
+    assert found.iterations > 1

@@ -12,6 +12,7 @@ An optimizer states its memory once, in `NavigatorBase._fresh`, and its arithmet
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,7 @@ def traced(group: Group) -> bool:
     return bool(group["capturable"]) or torch.compiler.is_compiling()
 
 
-class NavigatorBase(torch.optim.Optimizer):  # type: ignore[misc]
+class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     """Base of the optimizers; see the module's text. A subclass has `_fresh` and `_update`.
 
     Args:
@@ -87,9 +88,9 @@ class NavigatorBase(torch.optim.Optimizer):  # type: ignore[misc]
         if group["fused"] and group["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`: leave fused=None.")
 
+    @abc.abstractmethod
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         """The memory of one parameter before its first gradient: every key, dtype and shape."""
-        raise NotImplementedError
 
     def _form(self, group: Group) -> Any:
         """The member of the diagonal family (`Form`), or None for a step that is none."""
@@ -106,13 +107,13 @@ class NavigatorBase(torch.optim.Optimizer):  # type: ignore[misc]
             return batch
         return group, local(params), local(grads), [local(column) for column in columns]
 
+    @abc.abstractmethod
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         """Change parameters and memory in place.
 
         ``ok`` is None if the gradients are known to be usable. In a compiled or captured step they
         are not looked at; ``ok`` is then a tensor, and where it is False nothing may change.
         """
-        raise NotImplementedError
 
     @property
     def skipped(self) -> int:
