@@ -115,3 +115,25 @@ def test_a_long_sum_is_traced_in_one_go():
 
     weights = [sum(i % 7 for i in range(j, 2000, 2)) for j in (0, 1)]
     assert ln.Function(loss, ["x", "y"]).grad([0.3, 0.4]) == pytest.approx(weights)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_steady_entries_are_those_that_never_change(wide):
+    """Against Hessians at many points; a sum of few or of many like terms is compiled differently."""
+    count = 9 if wide else 3
+    loss = ln.Function(
+        lambda x: sum((x[i + 1] - 2 * x[i]) ** 2 / 8 for i in range(count - 1))
+        + x[0] ** 4 + 3 * x[1] * x[2] + x[0] * x[2] ** 2 + np.exp(x[1]),
+        [f"x{i}" for i in range(count)],
+    )  # fmt: skip
+    seen = loss.hess(np.random.default_rng(0).normal(size=(20, count)))
+    rows, columns = loss.bends(count)
+    entries, steady = seen[:, rows, columns], loss.steady(count)
+    still = np.ptp(entries, axis=0) <= 1e-14
+    assert np.isnan(steady).tolist() == (~still).tolist()
+    assert steady[still] == pytest.approx(entries[0, still], rel=1e-14)
+    assert 0 < still.sum() < len(still)
+
+
+def test_autodiff_and_callables_promise_no_steady_entries():
+    assert np.isnan(ln.TorchLoss(lambda x: (x**2).sum()).steady(3)).all()

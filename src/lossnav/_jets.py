@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sympy
@@ -86,6 +86,12 @@ class Jet:
         pairs = np.array([key[1:] for key in keys if len(key) == 3], dtype=int).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
+    @cached_property
+    def steady(self) -> FloatArray:
+        """The entries `bends` that are the same everywhere; NaN for the others."""
+        program = self._program(2)
+        return np.where(program.varies, np.nan, program.numbers[:, 0])[program.start[2] :]
+
     def sparse(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of a scalar at points ``(M, D)``: value, gradient, and the Hessian's entries `bends`."""
         program = self._program(2)
@@ -111,6 +117,7 @@ class _Program:
     Attributes:
         keys: What each row is: values first, then slopes, then bends.
         start: The first row of each order.
+        varies: Which rows are not the same everywhere.
     """
 
     def __init__(
@@ -127,8 +134,11 @@ class _Program:
         self.start = [sum(d < depth for d in depths) for depth in range(order + 2)]
         self.row = {key: i for i, key in enumerate(self.keys)}
         self.places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.varies = np.zeros(len(self.keys), dtype=bool)
         self._polynomial(simple)
-        self._compile(shapes, uses)
+        steady = [shape.is_steady(slots) for shape, slots in uses]
+        self._constants([use for use, same in zip(uses, steady, strict=True) if same])
+        self._compile(shapes, [use for use, same in zip(uses, steady, strict=True) if not same])
 
     def _polynomial(self, simple: Sequence[Monomial]) -> None:
         """Constant rows, rows linear in the coordinates, and quadratic values by their matrices."""
@@ -147,8 +157,19 @@ class _Program:
                 else:
                     form = pairs.setdefault(self.row[key], {})
                     form[by[0], by[1]] = form.get((by[0], by[1]), 0.0) + number
+        self.varies[[row for row, _ in linear]] = True
         self.linear = _matrix(linear, (len(self.keys), self.dim))
         self.forms = [(row, _matrix(form, (self.dim, self.dim))) for row, form in pairs.items()]
+
+    def _constants(self, uses: Sequence[tuple[Template, Key]]) -> None:
+        for shape, slots in uses:
+            known: dict[tuple[float, ...], float] = {}
+            terms = zip(_keys(shape, slots), shape.factors, shape.values, strict=True)
+            for key, factor, values in terms:
+                if values not in known:
+                    numbers = dict(zip(shape.numbers, values, strict=True))
+                    known[values] = float(shape.derivatives[slots].xreplace(numbers))
+                self.numbers[self.row[key], 0] += factor * known[values]
 
     def _compile(self, shapes: Sequence[Template], uses: Sequence[tuple[Template, Key]]) -> None:
         names, self.fill_in, replaced = [], [], {}
@@ -166,26 +187,16 @@ class _Program:
                 replaced[number, slot] = sympy.Symbol(f"c{number}_{i}")
                 names.append(f"c{number}_{i}")
                 self.fill_in.append(np.array([[values[i]] for values in shape.values]))
-        formulas, self.outputs = [], []
-        rows: list[int] = []
-        columns: list[int] = []
-        factors: list[float] = []
-        size = 0
+        formulas: list[sympy.Expr] = []
+        self.sinks: list[_Sink] = []
         index = {id(shape): number for number, shape in enumerate(shapes)}
         for shape, slots in uses:
             number = index[id(shape)]
             new = {s: replaced[number, s] for s in (*shape.slots, *shape.numbers)}
             formulas.append(shape.derivatives[slots].xreplace(new))
-            count = len(shape.entries)
-            self.outputs.append(slice(size, size + count))
-            rows += [self.row[key] for key in _keys(shape, slots)]
-            columns += range(size, size + count)
-            factors += shape.factors
-            size += count
-        self.size = size
-        plain = len(set(rows)) == len(rows) and all(factor == 1 for factor in factors)
-        self.direct = np.array(rows, dtype=int) if plain else None
-        self.sums = sparse.csr_array((factors, (rows, columns)), shape=(len(self.keys), size))
+            rows = [self.row[key] for key in _keys(shape, slots)]
+            self.varies[rows] = True
+            self.sinks.append(_sink(rows, shape.factors, len(self.keys)))
         # Neither the order of the terms nor a docstring is worth the time that they take.
         self.compute = sympy.lambdify(
             [sympy.Symbol(name) for name in names],
@@ -205,16 +216,13 @@ class _Program:
             rows += self.linear @ columns
         for row, form in self.forms:
             rows[row] += np.einsum("im,im->m", columns, form @ columns)
-        if self.outputs:
-            parts = np.empty((self.size, len(theta)))
+        if self.sinks:
             inputs = [columns[given] if given.ndim == 1 else given for given in self.fill_in]
             with np.errstate(all="ignore"):
-                for place, values in zip(self.outputs, self.compute(*inputs), strict=True):
-                    parts[place] = values
-                if self.direct is not None:
-                    rows[self.direct] += parts
-                else:
-                    rows += self.sums @ parts
+                for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
+                    rows[sink.rows] += (
+                        sink.factors @ values if sink.added else sink.factors * values
+                    )
         return rows
 
     def fill(self, rows: FloatArray, depth: int, shape: tuple[int, ...]) -> FloatArray:
@@ -235,6 +243,26 @@ class _Program:
         out = np.zeros((rows.shape[1], math.prod(shape)))
         out[:, flat] = rows.T[:, sources]
         return out.reshape(-1, *shape)
+
+
+class _Sink(NamedTuple):
+    """Where the values of one formula ``(occurrences, M)`` go."""
+
+    rows: int | slice | np.ndarray
+    factors: Any  # of each occurrence: numbers, or a matrix that adds up those of one row
+    added: bool
+
+
+def _sink(rows: list[int], factors: list[float], total: int) -> _Sink:
+    first, count = rows[0], len(rows)
+    if len(set(rows)) == count:
+        whole = rows == list(range(first, first + count))
+        scale = np.array(factors)[:, None] if len(set(factors)) > 1 else factors[0]
+        return _Sink(slice(first, first + count) if whole else np.array(rows), scale, False)
+    if len(set(rows)) == 1:
+        return _Sink(first, np.array(factors), True)
+    matrix = sparse.csr_array((factors, (rows, range(count))), shape=(total, count))
+    return _Sink(slice(None), matrix, True)
 
 
 def _keys(shape: Template, slots: Key) -> Iterator[Key]:

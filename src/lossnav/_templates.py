@@ -56,6 +56,10 @@ class Template:
                     found[(i, j)] = bend
         return found
 
+    def is_steady(self, slots: Slots) -> bool:
+        """Whether that derivative is the same everywhere."""
+        return not self.derivatives[slots].free_symbols & set(self.slots)
+
 
 @dataclass
 class Monomial:

@@ -61,6 +61,10 @@ class Loss(abc.ABC):
         """Rows and columns of the Hessian, on and above its diagonal, that may differ from zero."""
         return np.triu_indices(dim)
 
+    def steady(self, dim: int) -> FloatArray:
+        """The entries `bends` that are the same everywhere; NaN for the others."""
+        return np.full(dim * (dim + 1) // 2, np.nan)
+
     def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Value, gradient and the entries `bends` of the Hessian ``(M, entries)`` at ``(M, D)``."""
         value, g, H = self.jet(theta)
@@ -155,6 +159,9 @@ class Function(Loss):
 
     def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
         return self._jet.bends
+
+    def steady(self, dim: int) -> FloatArray:
+        return self._jet.steady
 
     def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         return self._jet.sparse(theta)

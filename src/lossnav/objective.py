@@ -165,7 +165,8 @@ class Objective:
     def kinetic(self, theta: ArrayLike, velocity: ArrayLike) -> FloatArray:
         r"""The cost of motion :math:`\frac{1}{2\eta}(\dot\theta-f)^T G (\dot\theta-f)`."""
         u = np.asarray(velocity, dtype=np.float64) - self.drift_at(theta)
-        return np.einsum("...i,...ij,...j->...", u, self.metric_at(theta), u) / (2 * self.eta)
+        push = u if self.metric is None else (self.metric(theta) @ u[..., None])[..., 0]
+        return np.einsum("...i,...i->...", u, push) / (2 * self.eta)
 
     def potential(self, theta: ArrayLike) -> FloatArray:
         """The cost of the loss, k L."""

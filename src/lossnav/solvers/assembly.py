@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,12 +47,42 @@ class Task:
         """J on the points of a mesh."""
         return (_Plain if is_plain(self.objective) else _General)(self, mesh)
 
+    @cached_property
+    def plain(self) -> Plain:
+        """What bends the running cost where motion costs the same everywhere."""
+        objective, dim = self.objective, len(self.theta0)
+        rows, cols = objective.loss.bends(dim)
+        steady = objective.loss.steady(dim)
+        metric = objective.metric
+        unit, bend = np.eye(dim) if metric is None else metric(self.theta0), np.zeros((dim, dim))
+        bend[rows, cols] = bend[cols, rows] = np.where(np.isnan(steady), 0.0, steady)
+        varying = np.nonzero(np.isnan(steady))[0]
+        pairs = np.nonzero((unit != 0) | (bend != 0))
+        return Plain(
+            None if metric is None else unit, pairs, unit[pairs][:, None, None, None],
+            bend[pairs][:, None, None, None], varying, (rows[varying], cols[varying]),
+            unit[rows[varying], cols[varying]][:, None, None, None],
+        )  # fmt: skip
+
     def velocity0(self, slope0: FloatArray) -> FloatArray:
         """f - eta G^-1 dJ/dtheta_0: more accurate than the slope of the polynomial."""
         objective = self.objective
-        push = objective.eta * slope0 / float(objective.discount_at(0.0))
-        step = np.linalg.solve(objective.metric_at(self.theta0), push)
+        step = objective.eta * slope0 / float(objective.discount_at(0.0))
+        if objective.metric is not None:
+            step = np.asarray(np.linalg.solve(objective.metric_at(self.theta0), step), np.float64)
         return np.asarray(objective.drift_at(self.theta0) - step, dtype=np.float64)
+
+
+class Plain(NamedTuple):
+    """The running cost without drift and with a constant metric, by pairs of coordinates."""
+
+    G: FloatArray | None  # None for the unit matrix
+    pairs: tuple[np.ndarray, ...]  # where the metric or the steady part of the loss is not zero
+    unit: FloatArray  # the metric there
+    bend: FloatArray  # the steady part of the loss's Hessian there
+    varying: np.ndarray  # which of the loss's entries change from place to place
+    places: tuple[np.ndarray, np.ndarray]  # where they stand
+    fixed: FloatArray  # the metric there
 
 
 class Assembly(abc.ABC):
@@ -94,25 +125,26 @@ class Assembly(abc.ABC):
 
 
 class _Plain(Assembly):
-    """No drift, constant metric."""
+    """No drift, constant metric. The Hessian's array is used again: each call overwrites the last."""
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
         super().__init__(task, mesh)
-        objective, ref, dim = task.objective, mesh.reference, len(task.theta0)
-        metric = objective.metric
-        self.G = None if metric is None else metric(task.theta0)
+        plain, objective, dim = task.plain, task.objective, len(task.theta0)
+        slope, n = mesh.reference.slope, mesh.degree + 1
         pace = self.weight / (objective.eta * mesh.widths[:, None] ** 2)
-        self.kinetic = (ref.slope.T * pace[:, None, :]) @ ref.slope
+        self.kinetic = (slope.T * pace[:, None, :]) @ slope
         self.potential = objective.k * self.weight
-        size = (mesh.degree + 1) * dim
-        unit = np.eye(dim) if self.G is None else self.G
-        fixed = self.kinetic[:, :, None, :, None] * unit[:, None, :]
-        self.fixed = fixed.reshape(-1, size, size)
+        self.blocks = np.zeros((len(pace), n * dim, n * dim))
+        self.inside = self.blocks.reshape(-1, n, dim, n, dim)
+        i, j = plain.pairs
+        fixed = plain.unit * self.kinetic
+        fixed += plain.bend * self._spread(np.ones_like(pace)[None])
+        self.inside[:, :, i, :, j] = fixed
+        self.fixed = plain.fixed * self.kinetic
         after = self._after(task.theta0)
         if after is not None:
-            self.fixed[-1, -dim:, -dim:] += after[2]
-        rows, cols = objective.loss.bends(dim)
-        self.places, self.off = (rows, cols), np.nonzero(rows != cols)[0]
+            self.blocks[-1, -dim:, -dim:] += after[2]
+            self.fixed[:, -1, -1, -1] += after[2][plain.places]
 
     def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
         mesh, loss = self.mesh, self.task.objective.loss
@@ -121,8 +153,9 @@ class _Plain(Assembly):
         at = (value @ local).reshape(-1, points.shape[1])
         jets = loss.sparse_jet(at) if order == 2 else loss.jet(at, order)
         pull = self.kinetic @ local
-        if self.G is not None:
-            pull = pull @ self.G
+        plain = self.task.plain
+        if plain.G is not None:
+            pull = pull @ plain.G
         J = np.asarray(np.vdot(local, pull) / 2 + np.vdot(self.potential, jets[0]) - self._rest)
         after = self._after(points[-1])
         if after is not None:
@@ -133,23 +166,21 @@ class _Plain(Assembly):
         gradient = mesh.gather(pull + value.T @ push)
         if after is not None:
             gradient[-1] += after[1]
-        return (
-            (J, gradient) if order == 1 else (J, gradient, self._hessian(jets[2], len(points[0])))
-        )
+        if order == 1:
+            return J, gradient
+        rows, cols = plain.places
+        parts = self._spread(jets[2].T[plain.varying].reshape(-1, *self.potential.shape))
+        parts += self.fixed
+        self.inside[:, :, rows, :, cols] = parts
+        if (rows != cols).any():
+            self.inside[:, :, cols, :, rows] = parts
+        return J, gradient, self.blocks
 
-    def _hessian(self, bends: FloatArray, dim: int) -> FloatArray:
-        blocks = self.fixed.copy()
-        count, n = len(blocks), self.mesh.degree + 1
-        rows, cols = self.places
-        weighted = bends.T.reshape(-1, *self.potential.shape) * self.potential
-        parts = (weighted @ _products(self.mesh.degree)[0].reshape(n * n, n).T).reshape(
-            -1, count, n, n
-        )
-        inside = blocks.reshape(count, n, dim, n, dim)
-        inside[:, :, rows, :, cols] += parts
-        if len(self.off):
-            inside[:, :, cols[self.off], :, rows[self.off]] += parts[self.off]
-        return blocks
+    def _spread(self, bends: FloatArray) -> FloatArray:
+        """What second derivatives at Gauss points ``(pairs, E, n)`` add to the pairs of points."""
+        n = self.mesh.degree + 1
+        flat = (bends * self.potential) @ _products(self.mesh.degree)[0].reshape(n * n, n).T
+        return flat.reshape(*flat.shape[:2], n, n)
 
 
 class _General(Assembly):

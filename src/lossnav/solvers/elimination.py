@@ -74,16 +74,15 @@ def _banded(blocks: FloatArray, gradient: FloatArray, degree: int, free: slice) 
 def _condensed(blocks: FloatArray, gradient: FloatArray, degree: int, free: slice) -> FloatArray:
     """Points inside an element are eliminated first, then the chain of its ends is solved."""
     dim, p, count = gradient.shape[1], degree, len(blocks)
-    outer = np.r_[0:dim, p * dim : (p + 1) * dim]
-    corner = blocks[:, outer[:, None], outer]
-    side = -gradient[::p].copy()
+    ends = blocks.reshape(count, p + 1, dim, p + 1, dim)[:, ::p, :, ::p]
+    corner = ends.reshape(count, 2 * dim, 2 * dim)
+    side = -gradient[::p]
     if p == 1:
         return solve_chain(corner, side, free)
-    inside = -gradient[:-1].reshape(count, p, dim)[:, 1:].reshape(count, -1)
+    inner = blocks[:, dim:-dim, dim:-dim].copy()
     links = np.empty((count, 2 * dim + 1, (p - 1) * dim))  # transposed, for LAPACK
-    links[:, :-1] = blocks[:, outer, dim : p * dim]
-    links[:, -1] = inside
-    inner = np.ascontiguousarray(blocks[:, dim : p * dim, dim : p * dim])
+    links[:, :dim], links[:, dim:-1] = blocks[:, :dim, dim:-dim], blocks[:, -dim:, dim:-dim]
+    links[:, -1] = -gradient[:-1].reshape(count, p, dim)[:, 1:].reshape(count, -1)
     factors = []
     for matrix, link in zip(inner, links, strict=True):
         factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
@@ -97,8 +96,8 @@ def _condensed(blocks: FloatArray, gradient: FloatArray, degree: int, free: slic
     side[:-1] -= shares[:, :dim]
     side[1:] -= shares[:, dim:]
     vertices = solve_chain(corner - coupling @ transposed, side, free)
-    ends = np.concatenate([vertices[:-1], vertices[1:]], axis=1)[:, None]
-    within = (pull - ends @ coupling)[:, 0]
+    moved = np.concatenate([vertices[:-1], vertices[1:]], axis=1)[:, None]
+    within = (pull - moved @ coupling)[:, 0]
     for factor, x in zip(factors, within, strict=True):
         x[:] = lapack.dtrtrs(factor, x, lower=1, trans=1)[0]
     step = np.empty_like(gradient)

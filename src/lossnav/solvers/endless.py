@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 APPROACH = 8.0
 """Length of the first mesh, in units of the slowest decay at the end."""
-WINDOW = 45.0
-"""exp(-WINDOW) of the cost is too little to matter at any tolerance."""
+MARGIN = 4.0
+"""What weighs less than exp(-MARGIN) of the tolerance does not matter."""
 
 
 def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: float) -> Trajectory:
@@ -45,7 +45,7 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
             continue
         if not any(_same(end.theta, other.theta) for other in ends):
             ends.append(end)
-    window = WINDOW / objective.gamma if objective.gamma else math.inf
+    window = _window(objective, tol)
     for end in ends:
         try:
             if APPROACH / end.slow > window:
@@ -63,13 +63,18 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
         raise ValueError(
             f"No end for an endless path was found: {why} Give ends or a finite horizon."
         )
-    best = best_of(_distinct(found))
+    best = best_of(found)
     if best.status is Status.UNBOUNDED:
         raise ValueError(
             "J is unbounded below: the cost falls without end along paths that run away. Bound "
             "the loss from below, or use a finite horizon."
         )
     return best
+
+
+def _window(objective: Objective, tol: float) -> float:
+    """How far ahead the cost matters: later it weighs too little to change the path by ``tol``."""
+    return (MARGIN - math.log(min(tol, 1.0))) / objective.gamma if objective.gamma else math.inf
 
 
 def _to_end(
@@ -105,11 +110,11 @@ def _to_end(
 def _undirected(
     ritz: Ritz, objective: Objective, theta0: FloatArray, ends: Sequence[End], tol: float
 ) -> Trajectory:
-    """The best path when discount decides, not an end: what comes after the window is forgotten."""
-    T = 1.5 * WINDOW / objective.gamma
-    path = solve_finite(ritz, objective, theta0, T, None, tol)
-    # The last third feels that the window ends; the path through the rest does not.
-    shown = path.t <= T / 1.5
+    """The best path when discount decides, not an end: what comes long after is forgotten."""
+    window = _window(objective, tol)
+    path = solve_finite(ritz, objective, theta0, 1.5 * window, None, tol)
+    # What lies less than a window before the end of the mesh feels that it ends.
+    shown = path.t <= window / 2
     last = path.theta[shown][-1]
     cut = float(path.t[shown][-1])
 
@@ -169,17 +174,3 @@ def _destination(objective: Objective, theta: FloatArray, ends: Sequence[End]) -
 
 def _same(a: FloatArray, b: FloatArray) -> bool:
     return bool(linalg.norm(a - b) <= 1e-6 * (1 + linalg.norm(a)))
-
-
-def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
-    """Without the worse solved of two paths that begin alike and cost the same."""
-    kept: list[Trajectory] = []
-    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None)):
-        alike = (
-            abs(path.J - other.J) <= 1e-5 * abs(other.J)
-            and linalg.norm(path.velocity0 - other.velocity0) <= 1e-3 * linalg.norm(other.velocity0)
-            for other in kept
-        )
-        if not any(alike):
-            kept.append(path)
-    return kept

@@ -24,7 +24,7 @@ from lossnav.trajectory import Status, Trajectory
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
-COARSE = 1e-4
+COARSE = 1e-2
 """Accuracy of the first solve, on polynomials of degree 3, which only has to find the way."""
 CALLS = 20_000
 """A slow flow that takes more evaluations than this is no cheap guess."""
@@ -40,9 +40,8 @@ def solve_finite(
 ) -> Trajectory:
     """The best path over the time ``T``, to ``end`` if it is given."""
     task = Task(objective, theta0, stop=end)
-    pace = max(rate(objective, theta0), objective.gamma / 0.75, 1e-3 / T)
-    if end is not None:
-        pace = max(pace, rate(objective, end))
+    known = theta0 if end is None else np.stack([theta0, end])
+    pace = max(rate(objective, known), objective.gamma / 0.75, 1e-3 / T)
     count = ritz.elements or min(max(4, math.ceil(T * pace / 2)), 400)
     mesh = Mesh(np.linspace(0, T, count + 1), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
@@ -85,26 +84,27 @@ def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArra
 
 
 def rate(objective: Objective, theta: FloatArray) -> float:
-    """How fast things can change near ``theta``."""
-    dim = len(theta)
-    hessian = running_jet(objective, theta, np.zeros(dim))[2]
+    """How fast things can change near any of the points ``(..., D)``."""
+    dim = theta.shape[-1]
+    if objective.metric is None and objective.drift is None:
+        bend = objective.eta * objective.k * objective.loss.hess(theta)
+        if not np.isfinite(bend).all():
+            return 1.0
+        return math.sqrt(np.abs(np.linalg.eigvalsh(bend)).max()) + objective.gamma + 1e-12
+    hessian = running_jet(objective, theta, np.zeros_like(theta))[2]
     if not np.isfinite(hessian).all():
         return 1.0
-    M = hessian[dim:, dim:]
+    M = hessian[..., dim:, dim:]
     try:
         np.linalg.cholesky(M)
-        bend, turn = np.linalg.solve(M, [hessian[:dim, :dim], hessian[dim:, :dim]])
+        bend, turn = np.linalg.solve(M, [hessian[..., :dim, :dim], hessian[..., dim:, :dim]])
     except np.linalg.LinAlgError:
         raise ValueError(
             f"The metric is not positive definite at {theta}: a metric must give every direction a "
             "positive length wherever the path may go."
         ) from None
-    return (
-        math.sqrt(np.linalg.norm(bend, 2))
-        + float(np.linalg.norm(turn, 2))
-        + objective.gamma
-        + 1e-12
-    )
+    largest = np.sqrt(np.linalg.norm(bend, 2, (-2, -1))) + np.linalg.norm(turn, 2, (-2, -1))
+    return float(largest.max()) + objective.gamma + 1e-12
 
 
 def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
@@ -139,7 +139,9 @@ def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
 def best_of(paths: list[Trajectory]) -> Trajectory:
     """The path of least J, with the others as its candidates; a near tie is said in the status."""
     # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
-    ranked = sorted(paths, key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
+    ranked = sorted(
+        _distinct(paths), key=lambda path: (not path.status.ok, round(path.rest, 9), path.J)
+    )
     best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
     tie = (
         others
@@ -148,3 +150,18 @@ def best_of(paths: list[Trajectory]) -> Trajectory:
     )
     status = Status.NEAR_TIE if tie and best.status is Status.CONVERGED else best.status
     return replace(best, candidates=others, status=status)
+
+
+def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
+    """Without the worse solved of two paths that begin alike and cost the same."""
+    kept: list[Trajectory] = []
+    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None)):
+        alike = (
+            abs(path.J - other.J) <= 1e-5 * abs(other.J)
+            and np.linalg.norm(path.velocity0 - other.velocity0)
+            <= 1e-3 * np.linalg.norm(other.velocity0)
+            for other in kept
+        )
+        if not any(alike):
+            kept.append(path)
+    return kept

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.polynomial import legendre
+from numpy.polynomial import chebyshev, legendre
 
 from lossnav._checks import FloatArray
 
@@ -24,7 +24,9 @@ class Reference(NamedTuple):
     weights: FloatArray  # (p + 1,)
     value: FloatArray  # (gauss, points): values at Gauss points from values at Lobatto points
     slope: FloatArray  # (gauss, points): derivatives likewise
+    speed: FloatArray  # (points, points): derivatives at the Lobatto points
     modes: FloatArray  # (p + 1, points): Legendre coefficients
+    waves: FloatArray  # (p + 1, points): Chebyshev coefficients
 
 
 @cache
@@ -33,11 +35,20 @@ def reference(degree: int) -> Reference:
     x = np.concatenate([[-1.0], np.real(inner), [1.0]])
     gauss, weights = legendre.leggauss(degree + 1)
     modes = np.linalg.inv(legendre.legvander(x, degree))
-    slopes = legendre.legvander(gauss, degree - 1) @ legendre.legder(np.eye(degree + 1), axis=0)
+    slopes = 2 * legendre.legder(np.eye(degree + 1), axis=0) @ modes
     return Reference(
         (x + 1) / 2, (gauss + 1) / 2, weights / 2,
-        legendre.legvander(gauss, degree) @ modes, 2 * slopes @ modes, modes,
+        legendre.legvander(gauss, degree) @ modes,
+        legendre.legvander(gauss, degree - 1) @ slopes,
+        legendre.legvander(x, degree - 1) @ slopes,
+        modes, np.linalg.inv(chebyshev.chebvander(x, degree)),
     )  # fmt: skip
+
+
+@cache
+def raising(degree: int, to: int) -> FloatArray:
+    """Values at the Lobatto points of one degree from those of another ``(to + 1, degree + 1)``."""
+    return legendre.legvander(2 * reference(to).points - 1, degree) @ reference(degree).modes
 
 
 @dataclass(frozen=True)
@@ -92,16 +103,14 @@ class Mesh:
         """The path at times ``t`` of any shape within the mesh."""
         where = np.clip(np.searchsorted(self.edges, t, side="right") - 1, 0, len(self.widths) - 1)
         inside = 2 * (t - self.edges[where]) / self.widths[where] - 1
-        coefficients = self.reference.modes @ self.local(points)
-        basis = legendre.legvander(inside, self.degree).reshape(*np.shape(t), self.degree + 1)
-        return np.einsum("...m,...md->...d", basis, coefficients[where])
+        angle = np.arccos(np.clip(inside, -1, 1))
+        waves = np.cos(angle[..., None] * np.arange(self.degree + 1))  # Chebyshev's polynomials
+        coefficients = self.reference.waves @ self.local(points)
+        return (waves[..., None, :] @ coefficients[where])[..., 0, :]
 
     def velocity(self, points: FloatArray) -> FloatArray:
         """The velocity at the points ``(E p + 1, D)``; where elements meet, that of the later one."""
-        p = self.degree
-        slopes = 2 * legendre.legvander(2 * self.reference.points - 1, p - 1)
-        slopes = slopes @ legendre.legder(np.eye(p + 1), axis=0) @ self.reference.modes
-        each = slopes @ self.local(points) / self.widths[:, None, None]
+        each = self.reference.speed @ self.local(points) / self.widths[:, None, None]
         return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), each[-1, -1:]])
 
     def roughness(self, points: FloatArray) -> FloatArray:
@@ -116,6 +125,11 @@ class Mesh:
 
     def raised(self, degree: int) -> Mesh:
         return Mesh(self.edges, degree)
+
+    def raise_points(self, points: FloatArray, degree: int) -> FloatArray:
+        """The path at the points of `raised`."""
+        each = raising(self.degree, degree) @ self.local(points)
+        return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), points[-1:]])
 
 
 def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:

@@ -58,8 +58,8 @@ def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: floa
     best = Minimum(mesh, points, float(now[0]), now[1][0], status, 0)
     try:
         for done in range(1, iterations + 1):
-            cost, gradient, blocks = float(now[0]), now[1], now[2]
-            if not np.isfinite(cost + gradient.sum() + blocks.sum()):
+            cost, gradient = float(now[0]), now[1]
+            if not np.isfinite(cost + gradient.sum()):
                 status = Status.NOT_FINITE
                 break
             step = find_step(points, now)

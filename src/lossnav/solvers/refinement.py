@@ -51,9 +51,11 @@ def refine(
     for _ in range(rounds):
         if first:
             mesh = result.mesh.raised(max(degree - 2, 2))
+            points = result.mesh.raise_points(result.points, mesh.degree)
         else:
             mesh = _finer(result, degree, tol, stretch if error > tol else 1.0)
-        new = minimise(task, mesh, _carry(task, result, mesh), iterations, accuracy)
+            points = _carry(task, result, mesh)
+        new = minimise(task, mesh, points, iterations, accuracy)
         if not first:
             error = _difference(task, new, result)
         if new.status is not Status.CONVERGED:
@@ -70,7 +72,7 @@ def refine(
 def compare(task: Task, result: Minimum, iterations: int) -> float:
     """The error of a solution on a given mesh, from one of a lower degree."""
     lower = result.mesh.raised(result.mesh.degree - 1)
-    points = result.mesh.sample(result.points, lower.t)
+    points = result.mesh.raise_points(result.points, lower.degree)
     return _difference(task, result, minimise(task, lower, points, iterations))
 
 
