@@ -10,9 +10,10 @@ import pytest
 import torch
 from pytorch_optimizer import SOAP
 
-from lossnav.optim._torch_kron_basis import observe, phases, sides
+from lossnav.optim._torch_kron_basis import observe
 from lossnav.optim._torch_navigator import Navigator
 from lossnav.optim.torch import KroneckerNavigator
+from lossnav.rules.bases import phases, sides
 from lossnav.rules.kronecker import KroneckerRule
 
 FAMILY = {
@@ -266,14 +267,14 @@ def test_matrices_without_a_basis_get_the_diagonal_step(matrix):
 
 def test_which_sides_have_a_basis():
     auto = {"matrix": "auto", "max_dim": 100, "basis_beta": 0.9}
-    assert sides(100, 100, auto) == ("row", "column")
-    assert sides(101, 100, auto) == ("column",)
-    assert sides(100, 10, auto) == ("row", "column")  # ten gradients of ten directions fill it
-    assert sides(100, 9, auto) == ("column",)
-    assert sides(500, 400, auto) == ()
-    assert sides(500, 400, {**auto, "matrix": True}) == ("row", "column")
-    assert sides(500, 1, {**auto, "matrix": True}) == ("row",)
-    assert sides(5, 5, {**auto, "matrix": False}) == ()
+    assert sides(100, 100, **auto) == (0, 1)
+    assert sides(101, 100, **auto) == (1,)
+    assert sides(100, 10, **auto) == (0, 1)  # ten gradients of ten directions fill it
+    assert sides(100, 9, **auto) == (1,)
+    assert sides(500, 400, **auto) == ()
+    assert sides(500, 400, **{**auto, "matrix": True}) == (0, 1)
+    assert sides(500, 1, **{**auto, "matrix": True}) == (0,)
+    assert sides(5, 5, **{**auto, "matrix": False}) == ()
 
 
 @pytest.mark.parametrize("side", ["row", "column"])

@@ -7,7 +7,6 @@ turned when the basis turns, and matrices take turns at having theirs refreshed.
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +16,8 @@ import jax.numpy as jnp
 
 from lossnav.rules.adaptive import BeliefRule
 from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.bases import LEAST, phases, sides
 from lossnav.rules.kronecker import KroneckerRule
-
-LEAST = 1e-11
-"""The least curvature of a direction, for each unit of the largest, when a basis is refreshed."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,10 @@ class BasisRule(KroneckerRule):
 def assigned(leaves: list[Any], rule: BasisRule, matrix: bool | str) -> list[Rule]:
     """The rule of each leaf: ``rule`` with sides and turn for matrices, its belief for all others."""
     sizes = [_size(leaf) for leaf in leaves]
-    found = [_sides(*size, rule, matrix) for size in sizes]
+    beta = rule.basis_beta or 0.0
+    found = [sides(*size, matrix=matrix, max_dim=rule.max_dim, basis_beta=beta) for size in sizes]
     costs = [float(sum(size[i] ** 3 for i in own)) for size, own in zip(sizes, found, strict=True)]
-    turns = _phases(costs, rule.refresh)
+    turns = phases(tuple(costs), rule.refresh)
     return [
         replace(rule, sides=own, phase=turn) if own else rule.inner
         for own, turn in zip(found, turns, strict=True)
@@ -143,29 +141,3 @@ def _size(leaf: Any) -> tuple[int, int]:
     if len(shape) < 2 or 0 in shape:
         return 1, 0
     return shape[0], math.prod(shape[1:]) * (2 if jnp.iscomplexobj(leaf) else 1)
-
-
-def _sides(rows: int, columns: int, rule: BasisRule, matrix: bool | str) -> tuple[int, ...]:
-    """The axes that get a basis: those short enough, which the gradients remembered can fill."""
-    lengths = rows, columns
-    if matrix is False or rows * columns == 0:
-        return ()
-    if matrix is True:
-        return tuple(i for i in (0, 1) if lengths[i] > 1)
-    if min(lengths) == 1:
-        return ()
-    # A hair more than one, so that a ratio of exactly 1 / (1 - 0.95) is inside.
-    reach = 1.000001 / (1 - float(rule.basis_beta or 0.0))
-    longest = [min(rule.max_dim, reach * other) for other in (columns, rows)]
-    return tuple(i for i in (0, 1) if lengths[i] <= longest[i])
-
-
-def _phases(costs: list[float], refresh: int) -> list[int]:
-    """The turn of each leaf in a cycle, the dearest first, each where there is the least to do."""
-    slots = [(0.0, i) for i in range(refresh)]
-    found = [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        load, slot = heapq.heappop(slots)
-        found[i] = slot
-        heapq.heappush(slots, (load + costs[i], slot))
-    return found

@@ -12,70 +12,20 @@ only the lower triangle counts, which saves part of its products.
 
 from __future__ import annotations
 
-import heapq
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from lossnav.rules.bases import LEAST
 
 SIDES = ("row", "column")
 Basis = dict[str, Tensor]
 """The eigenvectors of the sides that have some, as a stack each."""
 BLOCK = 128
 """Covariances from twice this length on are updated by strips, up to the diagonal."""
-LEAST = 1e-11
-"""The least delta of a refresh, in units of the largest eigenvalue."""
 RAMP = 1e-8
 """What orders the directions that a first gradient lacks, in units of its square."""
-
-
-def sides(rows: int, columns: int, group: dict[str, Any]) -> tuple[str, ...]:
-    """Which sides of a matrix get a basis of their own; none makes it a diagonal belief.
-
-    Left to itself a side has one if it is at most ``max_dim`` long, and if the gradients that the
-    average remembers can fill it: each has at most as many directions as the other side is long,
-    and about ``1 / (1 - basis_beta)`` of them are remembered.
-
-    Examples:
-        >>> settings = {"matrix": "auto", "max_dim": 4096, "basis_beta": 0.95}
-        >>> sides(512, 512, settings), sides(50_000, 512, settings), sides(1, 512, settings)
-        (('row', 'column'), ('column',), ())
-    """
-    if group["matrix"] is False or rows * columns == 0:
-        return ()
-    lengths = {"row": (rows, columns), "column": (columns, rows)}
-    if group["matrix"] is True:
-        return tuple(side for side in SIDES if lengths[side][0] > 1)
-    if min(rows, columns) == 1:
-        return ()
-    # A hair more than one, so that a ratio of exactly 1 / (1 - 0.95) is inside.
-    reach = 1.000001 / (1 - group["basis_beta"])
-    return tuple(
-        side
-        for side, (own, other) in lengths.items()
-        if own <= group["max_dim"] and own <= reach * other
-    )
-
-
-@lru_cache(maxsize=64)
-def phases(costs: tuple[float, ...], refresh: int) -> tuple[int, ...]:
-    """The step of each cycle at which each matrix is refreshed, so that no step has much more to do.
-
-    The dearest goes first, each to the step that has the least to do so far.
-
-    Examples:
-        >>> phases((1.0, 8.0, 1.0, 1.0), 2)
-        (1, 0, 1, 1)
-    """
-    slots = [(0.0, i) for i in range(refresh)]
-    found = [0] * len(costs)
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        load, slot = heapq.heappop(slots)
-        found[i] = slot
-        heapq.heappush(slots, (load + costs[i], slot))
-    return tuple(found)
 
 
 def turned(G: Tensor, basis: Basis) -> Tensor:

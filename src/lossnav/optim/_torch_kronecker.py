@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from lossnav import _checks
 from lossnav.optim._torch_base import Batch, Group, state_dtype
 from lossnav.optim._torch_finite import finite_here
-from lossnav.optim._torch_kron_basis import phases, sides
+from lossnav.optim._torch_kron_basis import SIDES
 from lossnav.optim._torch_kron_pieces import Job, pieces, size
 from lossnav.optim._torch_kron_step import (
     as_matrix,
@@ -26,6 +26,7 @@ from lossnav.optim._torch_kron_step import (
 from lossnav.optim._torch_navigator import Navigator
 from lossnav.optim._torch_shards import gathered, is_sharded, shared_out
 from lossnav.optim._torch_step import numbers_of, numbers_traced
+from lossnav.rules.bases import phases, sides
 
 
 class KroneckerNavigator(Navigator):
@@ -138,7 +139,7 @@ class KroneckerNavigator(Navigator):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         rows, columns = size(theta)
-        chosen = sides(rows, columns, group) if theta.ndim > 1 else ()
+        chosen = _sides(theta, group)
         if not chosen:
             return super()._fresh(theta, group)
         dtype = state_dtype(theta)
@@ -164,9 +165,8 @@ class KroneckerNavigator(Navigator):
             if own["refresh"] == group["refresh"]:
                 for other in own["params"]:
                     place = len(costs) if other is theta else place
-                    r, c = size(other)
-                    chosen = sides(r, c, own) if other.ndim > 1 else ()
-                    costs.append(r**3.0 * ("row" in chosen) + c**3.0 * ("column" in chosen))
+                    lengths = dict(zip(SIDES, size(other), strict=True))
+                    costs.append(sum(lengths[side] ** 3.0 for side in _sides(other, own)))
         return phases(tuple(costs), group["refresh"])[place] if costs else 0
 
     def _split(self, batch: Batch) -> tuple[Batch, list[Job]]:
@@ -274,3 +274,11 @@ class KroneckerNavigator(Navigator):
 
     def _due(self, group: Group, state: dict[str, Tensor]) -> bool:
         return int(state["step"]) % group["refresh"] == int(state["phase"]) % group["refresh"]
+
+
+def _sides(theta: Tensor, group: Group) -> tuple[str, ...]:
+    """Which sides of a parameter have a basis."""
+    if theta.ndim < 2:
+        return ()
+    settings = {name: group[name] for name in ("matrix", "max_dim", "basis_beta")}
+    return tuple(SIDES[i] for i in sides(*size(theta), **settings))
