@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from lossnav import __version__
+from lossnav import __version__, _cli_study
 
 if TYPE_CHECKING:
     from lossnav.derivation import EulerLagrange
@@ -283,6 +283,9 @@ def rank(
         _cli_rank.show(title, ranking, notes)
     else:
         typer.echo("\n".join([f"{title}\n", str(ranking), *([notes] if notes else [])]))
+
+
+app.command()(_guarded(_cli_study.study))
 
 
 @app.command()

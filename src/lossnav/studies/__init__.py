@@ -1,0 +1,35 @@
+"""Studies: which rule wins on a task, at equal tuning, with error bars, and what it costs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # nothing is imported before it is asked for: the command line stays quick
+    from lossnav.studies import report as report
+    from lossnav.studies.records import Result as Result
+    from lossnav.studies.records import Trial as Trial
+    from lossnav.studies.running import run as run
+    from lossnav.studies.study_file import read as read
+    from lossnav.studies.tasks import Task as Task
+
+_HOME = {
+    "Result": "records",
+    "Task": "tasks",
+    "Trial": "records",
+    "read": "study_file",
+    "run": "running",
+}
+__all__ = ["Result", "Task", "Trial", "read", "report", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "report":
+        return importlib.import_module("lossnav.studies.report")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"lossnav.studies.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'lossnav.studies' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

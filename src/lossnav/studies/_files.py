@@ -1,0 +1,110 @@
+"""Files that are there whole or not at all: what `lossnav.studies.store` is built of."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from lossnav._checks import FloatArray
+
+
+def write_whole(path: Path, raw: bytes) -> None:
+    """Write a file such that it is there whole or not at all, and stays when the power goes."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        try:
+            _write(handle, raw)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def packed(curves: Mapping[str, FloatArray]) -> bytes:
+    """An NPZ file of arrays; equal arrays make equal bytes, and any name will do.
+
+    Examples:
+        >>> import io
+        >>> raw = packed({"file": np.array([1.0, 2.0])})
+        >>> np.load(io.BytesIO(raw))["file"]
+        array([1., 2.])
+    """
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, values in curves.items():
+            entry = zipfile.ZipInfo(f"{name}.npy")  # without the time of day
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(entry, "w", force_zip64=True) as place:
+                npy.write_array(place, np.asarray(values), allow_pickle=False)
+    return file.getvalue()
+
+
+def unpacked(path: Path, sha256: str) -> dict[str, FloatArray]:
+    """The arrays of such a file; a ValueError if its hash is another."""
+    raw = path.read_bytes()
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise ValueError(f"{path} is not what its line in trials.jsonl says")
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def cut_torn_line(handle: int) -> None:
+    """Cut a file of lines after its last newline."""
+    size = os.fstat(handle).st_size
+    end = size
+    while end:
+        start = max(0, end - 65536)
+        os.lseek(handle, start, os.SEEK_SET)
+        block = os.read(handle, end - start)
+        newline = block.rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(handle, end)
+        os.fsync(handle)
+
+
+def append(handle: int, line: bytes) -> None:
+    """One write. If the disk takes only a part of it, that part is taken back."""
+    size = os.fstat(handle).st_size
+    try:
+        _write(handle, line)
+        os.fsync(handle)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
+def _write(handle: int, raw: bytes) -> None:
+    rest = memoryview(raw)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a move or a new name last; Windows has no such thing, and needs none."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,137 @@
+"""What a study ran on: versions, commit, machine and command, without importing or naming anyone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("lossnav", "numpy", "scipy", "torch", "jax", "jaxlib", "optax", "scikit-learn", "joblib", "ray")  # fmt: skip
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def record(study_path: Path | str | None = None) -> dict[str, Any]:
+    """Everything about this moment and machine that may decide a study's numbers or its seconds.
+
+    The user's home folder is written as ``~``. No package is imported for its version.
+
+    Args:
+        study_path: The study file; the commit is that of its folder. None takes the current folder.
+
+    Returns:
+        ``time``, ``command``, ``commit`` (with ``changed`` if files differ from it), ``platform``, ``cpu``, ``cpus``,
+        ``usable_cpus``, ``memory_bytes``, ``variables`` that set threads and devices, and ``versions``. What the
+        system does not tell is None.
+
+    Examples:
+        >>> found = record()
+        >>> sorted(found)[:4], found["versions"]["numpy"] == __import__("numpy").__version__
+        (['changed', 'command', 'commit', 'cpu'], True)
+    """
+    folder = Path.cwd() if study_path is None else Path(study_path).resolve().parent
+    commit, changed = _commit(folder)
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command(sys.argv),
+        "commit": commit,
+        "changed": changed,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "usable_cpus": _usable(),
+        "memory_bytes": _memory(),
+        "variables": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+    }  # fmt: skip
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command line as it can be typed again, with the program's name for its path and ``~`` for the home.
+
+    Examples:
+        >>> command(["/opt/venv/bin/lossnav", "study", "my study.toml"])
+        "lossnav study 'my study.toml'"
+        >>> command(["/opt/venv/lib/lossnav/__main__.py", "problems"])
+        'python -m lossnav problems'
+    """
+    if not argv:
+        return ""
+    program = Path(argv[0])
+    name = program.name
+    if name == "__main__.py":
+        name = f"python -m {program.parent.name}"
+    return " ".join([name, *(shlex.quote(_homeless(argument)) for argument in argv[1:])])
+
+
+def _homeless(text: str) -> str:
+    """``~`` in place of the home folder; quoted, the shell leaves it alone, but no name is told."""
+    try:
+        home = str(Path.home())
+    except RuntimeError:
+        return text
+    if len(home) < 2:  # the home of a container may be the root of everything
+        return text
+    return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?=[\\/]|$)", "~", text)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit of a folder and whether tracked files differ from it; None outside of a repository."""
+    found = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not found:
+        return None, None
+    # A monitor set by the repository would be a program of its own, run only to read a status.
+    status = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]  # fmt: skip
+    changed = _output(status)
+    return found, None if changed is None else bool(changed)
+
+
+def _output(arguments: list[str]) -> str | None:
+    """What a program prints; None if it is not there or fails."""
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=10, check=True, env=quiet
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    if found:
+        return found[1].strip()
+    if sys.platform == "darwin":
+        return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
+    return platform.processor() or platform.machine() or None
+
+
+def _usable() -> int | None:
+    """Processors this process may use, which a container or a scheduler may hold below all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

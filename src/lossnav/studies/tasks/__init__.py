@@ -1,0 +1,71 @@
+"""Tasks to train: built-in ones by name, and your own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lossnav import _checks
+from lossnav.studies import _named
+from lossnav.studies.tasks.base import Better, Split, Task, task_of
+from lossnav.studies.tasks.convex import LogisticRegression, NoisyQuadratic
+from lossnav.studies.tasks.images import Convolutions, Layers
+from lossnav.studies.tasks.text import Characters
+
+__all__ = ["BUILTIN", "Better", "Split", "Task", "named", "task_of"]
+
+BUILTIN: dict[str, Callable[..., Task]] = {
+    "digits": functools.partial(Layers, "digits"),
+    "mnist": functools.partial(Layers, "mnist"),
+    "fashion-mnist": functools.partial(Layers, "fashion-mnist"),
+    "cifar10": Convolutions,
+    "characters": Characters,
+    "noisy-quadratic": NoisyQuadratic,
+    "logistic-regression": LogisticRegression,
+}
+"""The built-in tasks by name."""
+
+
+def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
+    """The task of that kind, made with those settings.
+
+    Args:
+        kind: A key of `BUILTIN`, or ``module:name``: a subclass of `Task`, or a function that returns one.
+        settings: Its arguments, by name.
+
+    Examples:
+        >>> named("digits", {"hidden": [32]}).batch_count()
+        21
+        >>> named("digit")
+        Traceback (most recent call last):
+        ...
+        ValueError: There is no built-in task named 'digit'. Did you mean 'digits'?
+        >>> named("noisy-quadratic", {"dimensions": 3})
+        Traceback (most recent call last):
+        ...
+        ValueError: The task 'noisy-quadratic' has no setting 'dimensions'. Did you mean 'dimension'? It takes: dimension, condition, noise, rotated, problem, epoch_steps.
+    """
+    settings, what = dict(settings or {}), f"The task {kind!r}"
+    if ":" in kind:
+        make = _named.locate(kind)
+        if not callable(make):
+            raise ValueError(
+                f"{what} is a {type(make).__name__}, but it must be a Task or a function."
+            )
+    else:
+        make = BUILTIN[_checks.choice("built-in task", kind, BUILTIN)]
+    _named.check_settings(what, settings, _named.accepted(make))
+    missing = _named.needed(make, settings)
+    if missing:
+        raise ValueError(f"{what} needs the setting {missing[0]!r}, which is not given.")
+    if ":" in kind:
+        task = _named.made(what, make, **settings)
+    else:
+        try:
+            task = make(**settings)
+        except TypeError as error:  # one of ours: a value of the wrong kind, in a sentence
+            raise ValueError(str(error)) from None
+    if not isinstance(task, Task):
+        raise ValueError(f"{what} returned a {type(task).__name__}, but it must return a Task.")
+    return task
