@@ -221,18 +221,32 @@ def test_real_training_is_the_same_in_processes(here):
     assert all(r.status == "done" for r in here.values())
 
 
-def test_real_training_is_the_same_on_ray_and_survives_lost_workers(here, tmp_path):
-    """One run for both: to start a cluster is what takes the time."""
-    ray = pytest.importorskip("ray")
-    heard, place = Heard(), tmp_path / "tries"
+def on_ray(place):
+    """One run for all of it: to start a cluster is what takes the time."""
+    import ray
+
+    heard = Heard()
     fakes = trials(5, misdeed="die", seed=4, place=str(place), times=1, pause=0.2)[3:]
     job = replace(FAKE, runner="fake_training:run_either")
     found = collect(make("ray", job), [*real(), *fakes], heard)
+    here = collect(make("serial", Job(".")), real())
     same(here, {seed: found[seed] for seed in here})
     assert [found[seed].status for seed in (3, 4)] == ["done"] * 2
     assert place.read_text() == "xx"
     assert {seed for seed, _, _, _ in heard.steps} >= {3, 4}
     assert not ray.is_initialized()
+
+
+def test_real_training_is_the_same_on_ray_and_survives_lost_workers(tmp_path):
+    """In a process of its own: Ray forks, which JAX, imported by other tests, warns of."""
+    pytest.importorskip("ray")
+    pytest.importorskip("torch")
+    code = "import pathlib, sys, test_studies_engines as t; t.on_ray(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "tries")],
+        cwd=HERE, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_processes_train_as_one_would(here):
