@@ -145,9 +145,9 @@ next(results)
 """
 
 
-def test_workers_do_not_outlive_a_killed_run():
+def test_workers_do_not_outlive_a_killed_run(tmp_path):
     command = [sys.executable, "-c", STARTER, str(HERE)]
-    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     worker = int(starter.stdout.readline())
     starter.kill()
     starter.wait()

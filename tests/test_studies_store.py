@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lossnav.studies import _files, store
+from lossnav.studies._files import scratch
 from lossnav.studies.records import Result, Trial
 from lossnav.studies.store import BusyError, Store, StoreError, load
 
@@ -323,3 +324,15 @@ def test_curves_that_would_need_pickle_are_refused(tmp_path):
     with Store(tmp_path, "tiny") as held, pytest.raises(ValueError, match="Object arrays"):
         held.add(bad)
     assert store.FORMAT == 1
+
+
+def test_what_a_killed_run_left_of_its_scratch_is_removed(tmp_path):
+    with scratch(str(fill(tmp_path))) as name:
+        assert Path(name).parent == tmp_path.resolve()
+    assert not Path(name).exists()
+    left = tmp_path / ".run-of-a-killed-one"
+    left.mkdir()
+    (left / "news").write_text("x")
+    with Store(tmp_path, "tiny"):
+        assert not left.exists()
+    assert len(load(tmp_path)[1]) == 3

@@ -6,15 +6,18 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy
 
 from lossnav._checks import FloatArray
+
+_SCRATCH = ".run-"
 
 
 def write_whole(path: Path, raw: bytes) -> None:
@@ -33,6 +36,21 @@ def write_whole(path: Path, raw: bytes) -> None:
             os.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def scratch(folder: str) -> Iterator[str]:
+    """A folder for what a run needs only while it goes on; what a killed run leaves, the next one removes."""
+    with tempfile.TemporaryDirectory(
+        prefix=_SCRATCH, dir=Path(folder).resolve(), ignore_cleanup_errors=True
+    ) as name:
+        yield name
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what killed runs left of `scratch`."""
+    for left in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def packed(curves: Mapping[str, FloatArray]) -> bytes:

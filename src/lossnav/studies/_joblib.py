@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import struct
-import tempfile
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lossnav.studies._files import scratch
 from lossnav.studies.engines import ATTEMPTS, Engine, Job, failed, follow, lost, perform
 from lossnav.studies.progress import Progress
 from lossnav.studies.records import Result, Trial
@@ -38,7 +38,7 @@ class Joblib(Engine):
     def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
         waiting = deque((trial, 1) for trial in trials)
         running: dict[Future[Result], tuple[Any, Trial, int]] = {}
-        with tempfile.TemporaryDirectory(prefix="lossnav-", ignore_cleanup_errors=True) as board:
+        with scratch(self.job.folder) as board:
             try:
                 while waiting or running:
                     while waiting and len(running) < self.jobs:

@@ -12,13 +12,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lossnav.studies._files import packed, unpacked, write_whole
+from lossnav.studies._files import packed, scratch, unpacked, write_whole
 from lossnav.studies.engines import ATTEMPTS, Engine, Job, failed, follow, lost, perform
 from lossnav.studies.progress import Progress
 from lossnav.studies.records import Result, Trial
@@ -46,7 +45,7 @@ class Torchrun(Engine):
 
     def _attempt(self, trial: Trial, progress: Progress) -> Result | None:
         """The result, or None if the processes died without one."""
-        with tempfile.TemporaryDirectory(prefix="lossnav-", ignore_cleanup_errors=True) as name:
+        with scratch(self.job.folder) as name:
             place = Path(name)
             spec = {"trial": asdict(trial), "job": asdict(self.job), "starter": os.getpid()}
             (place / "spec.json").write_text(json.dumps(spec))

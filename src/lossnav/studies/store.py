@@ -31,6 +31,7 @@ from lossnav.studies._files import (
     append,
     cut_torn_line,
     packed,
+    remove_scratch,
     sync_folder,
     unpacked,
     write_whole,
@@ -81,6 +82,7 @@ class Store:
                 for place in (self.folder, self.folder / "curves"):
                     for left in place.glob(".*.tmp"):
                         left.unlink(missing_ok=True)
+                remove_scratch(self.folder)
                 flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
                 self._lines = os.open(self.folder / "trials.jsonl", flags, 0o644)
                 cut_torn_line(self._lines)
