@@ -31,14 +31,16 @@ def api_reference() -> str:
     homes: dict[str, tuple[str, list[str]]] = {
         name: ("lossnav", names) for name, names in lossnav._HOME.items()
     }
-    for name in ("problems", "optim.torch", "optim.optax"):
+    for name in ("problems", "optim.torch", "optim.optax", "studies"):
         module = importlib.import_module(f"lossnav.{name}")
         homes[name] = (module.__name__, list(module.__all__))
     for title, (home, names) in homes.items():
         lines += [f"## {title}", "", "```{eval-rst}", f".. currentmodule:: {home}", ""]
         source = importlib.import_module(home)
-        for name in sorted(names):
-            lines += [*_entry(name, getattr(source, name)), ""]
+        values = {name: getattr(source, name) for name in sorted(names)}
+        # A module comes last: what follows it would be looked for in it.
+        for name in sorted(values, key=lambda name: inspect.ismodule(values[name])):
+            lines += [*_entry(name, values[name]), ""]
         lines += ["```", ""]
     for module in lossnav._SUBMODULES:
         lines += [f"## {module}", "", "```{eval-rst}", f".. automodule:: lossnav.{module}"]
