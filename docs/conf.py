@@ -4,6 +4,9 @@ import importlib
 import inspect
 from typing import Any
 
+import latex2mathml.converter
+from docutils.nodes import SkipNode
+
 import lossnav
 
 project = "lossnav"
@@ -11,9 +14,12 @@ author = "The lossnav developers"
 project_copyright = author
 version = release = lossnav.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_math_renderer = "mathml"  # browsers draw it themselves: no script, no network
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 html_title = f"lossnav {version}"
 default_role = "code"
 myst_enable_extensions = ["dollarmath"]
@@ -61,5 +67,20 @@ def fill_api_page(app: Any, docname: str, source: list[str]) -> None:
         source[0] += api_reference()
 
 
+def inline_formula(writer: Any, node: Any) -> None:
+    writer.body.append(latex2mathml.converter.convert(node.astext()))
+    raise SkipNode
+
+
+def displayed_formula(writer: Any, node: Any) -> None:
+    text = node.astext().replace("{aligned}", "{align*}")
+    if r"\\" in text and r"\begin" not in text:
+        text = rf"\begin{{align*}}{text}\end{{align*}}"
+    formula = latex2mathml.converter.convert(text, display="block")
+    writer.body.append(f'<div class="displayed">{formula}</div>')
+    raise SkipNode
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", fill_api_page)
+    app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))
