@@ -172,9 +172,20 @@ def test_rules_of_ones_own(user):
     user.optax_form = lambda learning_rate: optax.sgd(learning_rate)
     user.rule_form = lambda lr=0.1: ln.zoo.SGD(lr=lr)
     theirs = walk(lambda p: torch.optim.SGD(p, 0.1))
-    for name in ("torch_form", "Mine", "optax_form", "rule_form"):
+    seen = []
+    user.named_form = lambda named_parameters, lr: (
+        seen.extend(named_parameters) or torch.optim.SGD([p for _, p in named_parameters], lr)
+    )
+    for name in ("torch_form", "Mine", "optax_form", "rule_form", "named_form"):
         ours = walk(factory(f"their_rules:{name}", {"lr": 0.1}))
         assert torch.allclose(ours, theirs, atol=1e-6), name
+    assert [name for name, _ in seen] == ["0", "1", "2", "3"]
+    model = torch.nn.Linear(3, 1)
+    for name in ("torch_form", "optax_form", "rule_form", "named_form"):
+        made = factory(f"their_rules:{name}", {"lr": 0.1})([*model.named_parameters()])
+        held = [p for group in made.param_groups for p in group["params"]]
+        assert held == [*model.parameters()]
+    assert [name for name, _ in seen[4:]] == ["weight", "bias"]
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ class Run:
         self.clip = trial.clip
         seed_all(trial.seed)
         self.model = self.task.model()
-        self.params = [p for p in self.model.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.params = [p for _, p in named]
         self.parameters = sum(p.numel() for p in self.params)
-        self.optimizer = rulebook.factory(trial.rule_kind, trial.settings)(self.params)
+        self.optimizer = rulebook.factory(trial.rule_kind, trial.settings)(named)
         self.set_rates = learning_rates(trial, self.optimizer, self.steps)
         self.asks_for_loss = _asks_for_loss(self.optimizer)
 

@@ -37,7 +37,8 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
             - ``module:name`` of a `lossnav.Rule` or a function that returns one, such as
               ``lossnav.zoo:Adam``;
             - ``module:name`` of an optimizer's class, or of a function
-              ``make(params, **settings) -> torch.optim.Optimizer``.
+              ``make(params, **settings) -> torch.optim.Optimizer``. If its first argument is called
+              ``named_parameters`` it gets pairs of a name and a parameter, to tell them apart.
         settings: Its arguments by name. Lists are given as tuples.
 
     Raises:
@@ -118,7 +119,8 @@ def _wants_parameters(kind: str, found: Any, given: Mapping[str, Any]) -> bool:
 def _from_torch(
     what: str, make: Callable[..., Any], settings: Mapping[str, Any], params: Iterable[Any]
 ) -> torch.optim.Optimizer:
-    made = _named.made(what, make, list(params), **settings)
+    asks_for_names = next(iter(_parameters(make)), "") == "named_parameters"
+    made = _named.made(what, make, (_pairs if asks_for_names else _plain)(params), **settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise ValueError(
             f"{what} returned a {type(made).__name__}, but it must return an optimizer of PyTorch."
@@ -131,8 +133,9 @@ def _from_value(
 ) -> torch.optim.Optimizer:
     """An optimizer from what needs no parameters: a Rule or a transformation of optax."""
     made = _named.made(what, make, **settings)
+    params = _plain(params)
     if isinstance(made, Rule):
-        return from_rule(made, list(params))
+        return from_rule(made, params)
     if isinstance(made, tuple) and callable(getattr(made, "update", None)):
         from lossnav.studies._optax_bridge import OptaxOptimizer
 
@@ -141,6 +144,15 @@ def _from_value(
         f"{what} returned a {type(made).__name__}, but it must return a lossnav Rule or a transformation "
         "of optax, or take the parameters and return an optimizer of PyTorch."
     )
+
+
+def _plain(params: Iterable[Any]) -> list[Any]:
+    return [p[1] if isinstance(p, tuple) else p for p in params]
+
+
+def _pairs(params: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Parameters with their names; a number where there is none."""
+    return [p if isinstance(p, tuple) else (str(i), p) for i, p in enumerate(params)]
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
