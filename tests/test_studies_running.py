@@ -340,6 +340,8 @@ def test_ctrl_c_stops_the_workers_and_exits_with_130(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from test_studies_running import *\n"
         "from lossnav.cli import _guarded\nfrom lossnav.studies.progress import Plain\n"
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"asked = study(tasks={{'a': {pause!r}}})\n"
         "class Lines(Plain):\n"
         "    def begin(self, total, done): pass\n    def finished(self, result): print('ended', flush=True)\n"
