@@ -117,7 +117,7 @@ class _Program:
     Attributes:
         keys: What each row is: values first, then slopes, then bends.
         start: The first row of each order.
-        varies: Which rows are not the same everywhere.
+        varies: Of the bends, which are not the same everywhere: polynomials of degree two leave none.
     """
 
     def __init__(
@@ -157,7 +157,6 @@ class _Program:
                 else:
                     form = pairs.setdefault(self.row[key], {})
                     form[by[0], by[1]] = form.get((by[0], by[1]), 0.0) + number
-        self.varies[[row for row, _ in linear]] = True
         self.linear = _matrix(linear, (len(self.keys), self.dim))
         self.forms = [(row, _matrix(form, (self.dim, self.dim))) for row, form in pairs.items()]
 
