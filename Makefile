@@ -23,7 +23,7 @@ test: $(VENV)/.checks  ## Set up, lint, type-check, run the tests, build the doc
 	$(MAKE) docs
 
 reproduce: $(VENV)/.reproduce  ## Rebuild the paper's results into results/index.html
-	$(BIN)/lossnav reproduce $(WHAT) --out $(OUT)
+	$(ONE_THREAD) $(BIN)/lossnav reproduce $(WHAT) --out $(OUT)
 
 lint: $(VENV)/.checks  ## Check format, lint and types
 	$(BIN)/ruff format --check .

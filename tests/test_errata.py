@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sympy
 from scipy import linalg
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 
 import lossnav as ln
 from brute_force import minimise
@@ -267,3 +267,22 @@ def test_19_the_sum_of_appendix_b_and_its_mean():
     assert sum(terms) * plan.dt == pytest.approx(cost)
     assert cost == pytest.approx(0.67829, abs=1e-5)
     assert np.mean(terms) == pytest.approx(0.16957, abs=1e-5)
+
+
+def test_20_the_double_well_is_raised_to_zero():
+    """Without the constant a longer stay at the minimum is ever cheaper, so no J is least at gamma = 0."""
+    h, q, star = 1.3, 0.6, 0.9
+
+    def loss(x):
+        return h / 4 * (x**2 - star**2) ** 2 - q / 3 * x**3
+
+    low = minimize_scalar(loss, bounds=(0.5, 3.0), method="bounded", options={"xatol": 1e-12})
+
+    def cost(lift, horizon):
+        objective = ln.Objective(lambda theta: loss(theta[0]) - lift)
+        return ln.solve(objective, [0.2], horizon=horizon, end=[low.x]).J
+
+    printed, raised = ([cost(lift, T) for T in (10.0, 20.0)] for lift in (0.0, low.fun))
+    assert printed[1] - printed[0] == pytest.approx(10 * low.fun, rel=1e-4)
+    assert low.fun < -0.1
+    assert raised[1] == pytest.approx(raised[0], rel=1e-4)

@@ -48,7 +48,7 @@ def reproduce(
                 style.save_csv(table, out, name.replace(" ", "_"))
             sections.append(figure_section(part, module, out, list(tables)))
         elif part == "equations":
-            sections.append(derivations.section())
+            sections.append(derivations.section(out, progress))
         else:
             sections.append(paths.section())
     return write_page(out, sections)

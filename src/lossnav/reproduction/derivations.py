@@ -1,8 +1,10 @@
-"""The Euler-Lagrange equations of the paper, each derived afresh from its objective."""
+"""The equations of the paper: those of each objective derived afresh, and the ledger of every display."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from lossnav.derivation import EulerLagrange, derive
 from lossnav.geometry import Decay, Drift, Metric, Rotation
 from lossnav.landscapes import Function
 from lossnav.objective import Objective
+from lossnav.reproduction.ledger import ledger, report, summary
 from lossnav.reproduction.page import Section
 
 L, G, f1, f2 = (sympy.Function(name) for name in ("L", "G", "f1", "f2"))
@@ -69,14 +72,21 @@ def _double_well(wells: Function) -> str:
     )
 
 
-def section() -> Section:
-    """Every example with its equations and limits."""
+def section(folder: Path, progress: Callable[[str], None] = lambda _: None) -> Section:
+    """The ledger of all displays, written to ``folder`` too, and the examples with their equations."""
+    entries = ledger(progress=progress)
+    report.write(entries, folder)
+    progress(f"  {summary(entries)}")
     blocks = [_block(example, derive(example.objective)) for example in examples()]
-    lead = (
+    body = (
+        f"<p><b>{summary(entries)}.</b> First the objectives of the paper and what follows from them; then "
+        '<a href="#ledger">every display in order</a>.</p><h3>Derived afresh</h3>'
         "<p>Each equation is derived here from its objective by differentiating the Lagrangian; none "
         "is stored. Where the paper has a slip, the note says so.</p>"
+        + "\n".join(blocks)
+        + f'<h3 id="ledger">Every display of the paper</h3>{report.body(entries)}'
     )
-    return Section("equations", "Equations", lead + "\n".join(blocks))
+    return Section("equations", "Equations", body, report.STYLE)
 
 
 def _block(example: Example, equations: EulerLagrange) -> str:
@@ -97,6 +107,6 @@ def _block(example: Example, equations: EulerLagrange) -> str:
         table = f"<table class='limits'>{cells}</table>"
     note = f"<p class='note'>{example.note}</p>" if example.note else ""
     return (
-        f"<article><h3>{escape(example.title)} <small>{escape(example.where)}</small></h3>"
+        f"<article><h4>{escape(example.title)} <small>{escape(example.where)}</small></h4>"
         f"<div class='math'>{equations.mathml()}</div>{table}{note}</article>"
     )

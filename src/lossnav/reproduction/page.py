@@ -17,11 +17,13 @@ _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 body { font: 16px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem 1.2rem 4rem; }
 h1 { line-height: 1.2; margin-bottom: .2em; } h2 { margin-top: 2.2em; border-bottom: 1px solid var(--line); }
-h3 { margin: 1.4em 0 .3em; } small { font-weight: normal; opacity: .7; } nav a { margin-right: 1em; }
+h3 { margin: 1.4em 0 .3em; } h4 { margin: 1.2em 0 .3em; font-size: 1em; } small { font-weight: normal; opacity: .7; } nav a { margin-right: 1em; }
 figure { margin: 1em 0; background: white; border-radius: 6px; padding: .4rem; }
 figure img { width: 100%; height: auto; display: block; } figcaption { color: #333; font-size: .9em; padding: .3em; }
 .math, .wide { overflow-x: auto; } .math { background: var(--soft); border-radius: 6px; padding: .2rem .8rem; }
-math { font-size: 1.08em; } .math math { margin: .5em 0; text-align: left; }
+math { font-size: 1.08em; font-family: "STIX Two Math", "Latin Modern Math", "Cambria Math", "DejaVu Math TeX Gyre", math; }
+.math math { margin: .5em 0; text-align: left; } math .bold { font-weight: bold; }
+math .right { text-align: right; } math .left { text-align: left; padding-left: 0; }
 table { border-collapse: collapse; font-size: .9em; } .limits { margin-top: .5em; }
 th, td { border-bottom: 1px solid var(--line); padding: .3em .7em; text-align: left; vertical-align: top; }
 td { font-variant-numeric: tabular-nums; } .note { font-size: .92em; border-left: 3px solid #E69F00; padding-left: .7em; }
@@ -43,11 +45,12 @@ _INTRO = """
 
 
 class Section(NamedTuple):
-    """A part of the page; ``body`` is HTML."""
+    """A part of the page; ``body`` is HTML, and ``style`` what it adds to the style sheet."""
 
     id: str
     title: str
     body: str
+    style: str = ""
 
 
 def figure_section(name: str, module: ModuleType, folder: Path, tables: Sequence[str]) -> Section:
@@ -72,12 +75,13 @@ def write_page(folder: Path, sections: Sequence[Section]) -> Path:
     body = "".join(
         f'<section id="{s.id}"><h2>{escape(s.title)}</h2>{s.body}</section>' for s in sections
     )
+    style = _STYLE + "".join(s.style for s in sections)
     versions = ", ".join(f"{p} {version(p)}" for p in ("numpy", "scipy", "sympy", "matplotlib"))
     foot = f"lossnav {lossnav.__version__}, Python {platform.python_version()}, {versions}"
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>lossnav: the paper, worked out again</title><style>{_STYLE}</style></head><body>"
+        f"<title>lossnav: the paper, worked out again</title><style>{style}</style></head><body>"
         f"<h1>Loss landscape navigation, worked out again</h1>{_INTRO}<nav>{nav}</nav>{body}"
         f"<footer><p><small>{escape(foot)}</small></p></footer></body></html>\n"
     )
