@@ -32,12 +32,14 @@ class Rule:
     finite: bool = False
     ahead: bool = False
     foresight: bool = False
+    straight: bool = False
 
     def cost(self, h, push, lr, K, n):
         """The mean cost of a step; infinite where the rule is unstable."""
         z = np.sqrt(h) * lr
-        feedback = -np.expm1(-z) / h if self.finite else lr / np.sqrt(h)
-        expected = np.exp(-z) if self.foresight else 1.0
+        left = 1 / (1 + z) if self.straight else np.exp(-z)  # of the way to the minimum
+        feedback = (1 - left) / h if self.finite else lr / np.sqrt(h)
+        expected = left if self.foresight else 1.0
         n = n if self.ahead else 0.0
         old, new = (1 - K) * (1 - n * K), K * (1 + n * (1 - K))
         move = -feedback * np.array([new * h, old])  # of the state (x, s)
@@ -65,7 +67,9 @@ RULES = {
     "Adam with Nesterov's look-ahead": Rule(ahead=True),
     "finite step": Rule(finite=True),
     "finite step and look-ahead": Rule(finite=True, ahead=True),
+    "straight step and look-ahead (Navigator)": Rule(finite=True, ahead=True, straight=True),
     "finite step that foresees its own effect": Rule(finite=True, foresight=True),
+    "straight step that foresees its own effect": Rule(finite=True, foresight=True, straight=True),
 }
 
 

@@ -40,6 +40,7 @@ STEPS, BATCH = 8, 12
 MOST = {"gamma": 0.01, "centred": True, "nesterov": True, "weight_decay": 0.1}
 RULES = {
     "navigator": (Navigator, {}),
+    "navigator, adam": (Navigator, {"saturation": 0.0, "nesterov": False}),
     "navigator, most settings": (Navigator, MOST),
     "navigator, kalman": (Navigator, {"gain": "kalman"}),
     "navigator, saturation": (Navigator, {"saturation": 2.0}),

@@ -72,10 +72,11 @@ def gap(a, b):
 
 SETTINGS = {
     "defaults": {},
-    "discount": {"gamma": 0.3, "weight_decay": 0.1},
-    "kalman": {"gain": "kalman", "weight_decay": 0.02},
-    "centred": {"centred": True, "b1": 0.8, "b2": 0.95},
-    "ahead": {"nesterov": True},
+    "adam": {"nesterov": False, "saturation": 0.0, "b2": 0.999},
+    "discount": {"gamma": 0.3, "weight_decay": 0.1, "nesterov": False, "saturation": 0.0},
+    "kalman": {"gain": "kalman", "weight_decay": 0.02, "nesterov": False, "saturation": 0.0},
+    "centred": {"centred": True, "b1": 0.8, "b2": 0.95, "nesterov": False, "saturation": 0.0},
+    "ahead": {"nesterov": True, "saturation": 0.0},
     "kalman, ahead, centred": {"gain": "kalman", "nesterov": True, "centred": True, "b2": 0.9},
     "saturated": {"saturation": 2.0, "gamma": 0.1},
     "all": {

@@ -16,15 +16,18 @@ from lossnav.optim.torch import KroneckerNavigator
 from lossnav.rules.bases import phases, sides
 from lossnav.rules.kronecker import KroneckerRule
 
+PLAIN = {"nesterov": False, "saturation": 0.0}
+OF_SOAP = {"betas": (0.95, 0.95), **PLAIN}
 FAMILY = {
-    "soap": {},
-    "gamma": {"gamma": 0.3},
-    "kalman": {"gain": "kalman"},
-    "centred": {"centred": True},
-    "nesterov": {"nesterov": True},
-    "kalman, nesterov": {"gain": "kalman", "nesterov": True},
-    "saturated": {"saturation": 2.0},
-    "decay": {"weight_decay": 0.5},
+    "defaults": {},
+    "soap": PLAIN,
+    "gamma": {**PLAIN, "gamma": 0.3},
+    "kalman": {**PLAIN, "gain": "kalman"},
+    "centred": {**PLAIN, "centred": True},
+    "nesterov": {**PLAIN, "nesterov": True},
+    "kalman, nesterov": {**PLAIN, "gain": "kalman", "nesterov": True},
+    "saturated": {**PLAIN, "saturation": 2.0},
+    "decay": {**PLAIN, "weight_decay": 0.5},
     "all": {
         "gamma": 0.1,
         "gain": "kalman",
@@ -74,8 +77,8 @@ def shifted(L, Q):
     return L + 1e-11 * np.diag(Q.T @ L @ Q).max() * np.eye(len(L))
 
 
-def reference(theta, grads, lrs, *, betas=(0.95, 0.95), eps=1e-8, weight_decay=0.0, basis_beta=0.95,
-              refresh=10, gamma=0.0, gain="betas", centred=False, nesterov=False, saturation=0.0,
+def reference(theta, grads, lrs, *, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, basis_beta=0.95,
+              refresh=10, gamma=0.0, gain="betas", centred=False, nesterov=True, saturation=2.0,
               row=True, column=True):  # fmt: skip
     """The family on vec(G) in the basis Q_L (x) Q_R, all explicit; the mean stays in plain coordinates."""
     x = theta.numpy().copy()
@@ -92,23 +95,23 @@ def reference(theta, grads, lrs, *, betas=(0.95, 0.95), eps=1e-8, weight_decay=0
             peak = max(peak, lr)
             K = np.kron(QL, QR)
             q, mean = K.T @ G.ravel(), K.T @ m
+            before = v.mean() / (1 - b2 ** (t - 1)) if t > 1 else None
             v = b2 * v + (1 - b2) * (b1 * (q - mean) if centred else q) ** 2
             level = v / (1 - b2**t)
+            typical = level.mean() if before is None else before
             if gain == "betas":
                 mean = b1 * mean + (1 - b1) * q
                 used = mean / (1 - b1**t)
                 if nesterov:
                     used = b1 * mean / (1 - b1 ** (t + 1)) + (1 - b1) * q / (1 - b1**t)
             else:
-                wander = level.mean() * (1 - b1) ** 2 / b1
+                wander = typical * (1 - b1) ** 2 / b1
                 k = np.maximum(1 / t, 2 / (1 + np.sqrt(1 + 4 * level / wander)))
                 mean = mean + k * (q - mean)
                 used = mean + k * (q - mean) if nesterov else mean
             D = gamma + np.sqrt(gamma**2 + level) + eps
-            step = lr * used / D
-            if saturation:
-                z = saturation * lr / peak * level / (D * math.sqrt(level.mean()))
-                step = step * -np.expm1(-z) / z
+            z = saturation * lr / peak * level / (D * math.sqrt(typical))
+            step = (1 + saturation) * lr * used / D / (1 + z)
             m = K @ mean
             x = x - (K @ step).reshape(r, c)
         L = basis_beta * L + (1 - basis_beta) * G @ G.T
@@ -170,7 +173,7 @@ def test_equals_soap(shape):
         return run(made, torch.zeros_like(grads[0]), grads).double()
 
     def ours(grads):
-        made = lambda p: KroneckerNavigator(p, 1e-2, max_dim=short)  # noqa: E731
+        made = lambda p: KroneckerNavigator(p, 1e-2, max_dim=short, **OF_SOAP)  # noqa: E731
         return run(made, torch.zeros_like(grads[0]), grads).double()
 
     exact = soap(double)
@@ -190,7 +193,8 @@ def test_equals_the_pure_rule():
         move, state = rule.update(g, state, x)
         x = x + move
         path.append(x)
-    ours = run(lambda p: KroneckerNavigator(p, 0.01, refresh=4, eps=1e-12), theta, grads)
+    settings = {"refresh": 4, "eps": 1e-12, **OF_SOAP}
+    ours = run(lambda p: KroneckerNavigator(p, 0.01, **settings), theta, grads)
     assert (ours - torch.stack(path)).abs().max() < 1e-8
 
 
@@ -240,7 +244,7 @@ def test_a_gradient_that_comes_again_is_not_drowned_by_rounding():
     """In its own basis a gradient is diagonal: the first move is its polar factor, not noise."""
     G = torch.randn(40, 40, generator=torch.manual_seed(0))
     U, _, Vt = torch.linalg.svd(G)
-    path = run(lambda p: KroneckerNavigator(p, lr=0.1), torch.zeros(40, 40), [G, G])
+    path = run(lambda p: KroneckerNavigator(p, lr=0.1, **PLAIN), torch.zeros(40, 40), [G, G])
     assert path[0].abs().max() == 0
     assert (path[1] + 0.1 * U @ Vt).abs().max() < 1e-4
 
@@ -261,7 +265,7 @@ def test_matrices_without_a_basis_get_the_diagonal_step(matrix):
     grads = gradients((5, 6), 20)
     theta = torch.zeros(5, 6, dtype=torch.float64)
     ours = run(lambda p: KroneckerNavigator(p, 0.1, matrix=matrix, max_dim=4), theta, grads)
-    diagonal = run(lambda p: Navigator(p, 0.1, betas=(0.95, 0.95)), theta, grads)
+    diagonal = run(lambda p: Navigator(p, 0.1), theta, grads)
     assert torch.equal(ours, diagonal)
 
 

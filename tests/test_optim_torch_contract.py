@@ -14,6 +14,7 @@ from lossnav.optim.torch import Ballistic, Navigator  # noqa: E402
 # The compiler itself uses what PyTorch calls deprecated, and looks at gradients that are not there.
 compiling = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 CLASSES = [Navigator, Ballistic]
+ADAMW = {"betas": (0.9, 0.999), "nesterov": False, "saturation": 0.0}
 FORMS = {"single": {"foreach": False}, "lists": {"foreach": True}, "fused": {"fused": True},
          "captured": {"capturable": True}}  # fmt: skip
 
@@ -84,7 +85,7 @@ def test_schedules_do_to_us_what_they_do_to_adamw(schedule, form, kind):
         pytest.skip("as float")
     results = []
     for make in (
-        lambda p: Navigator(p, kind(3e-3), **FORMS[form]),
+        lambda p: Navigator(p, kind(3e-3), **ADAMW, **FORMS[form]),
         lambda p: torch.optim.AdamW(p, 3e-3, weight_decay=0.0),
     ):
         net = model()

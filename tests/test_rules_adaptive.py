@@ -100,13 +100,13 @@ def test_exact_filter_settles_at_the_steady_gain(ratio):
 
 def test_steady_gain_by_coordinate():
     v = np.array([0.1, 0.5, 1.0, 2.4])  # mean 1
-    K = SteadyKalman(0.9).gain(v, np.asarray(1e9))
+    K = SteadyKalman(0.9).gain(v, np.asarray(1e9), 1.0)
     q = 0.1**2 / 0.9
     np.testing.assert_allclose(K**2 / (1 - K), q / v, rtol=1e-12)
     assert K[2] == pytest.approx(0.1)
     assert (np.diff(K) < 0).all()  # noisy coordinates average longer
-    np.testing.assert_allclose(SteadyKalman(0.9).gain(v, np.asarray(1.0)), 1.0)
-    np.testing.assert_allclose(SteadyKalman(0.9).gain(np.zeros(3), np.asarray(9.0)), 1.0)
+    np.testing.assert_allclose(SteadyKalman(0.9).gain(v, np.asarray(1.0), 1.0), 1.0)
+    np.testing.assert_allclose(SteadyKalman(0.9).gain(np.zeros(3), np.asarray(9.0), 0.0), 1.0)
 
 
 def test_steady_gain_starts_as_a_plain_average():
@@ -229,24 +229,59 @@ def test_decay_is_a_split_step(exact):
     np.testing.assert_allclose(moving, alone + step, rtol=1e-12)
 
 
-def test_saturation_sets_z_by_the_tensors_scale():
+@pytest.mark.parametrize("implicit", [True, False])
+def test_saturation_sets_z_by_the_tensors_scale(implicit):
     c, lr = 0.5, 1e-2
-    rule = BeliefRule.practical(lr, eps=0.0, saturation=c)
+    rule = BeliefRule.practical(lr, eps=0.0, saturation=c, implicit=implicit)
     g = GRADS[0]
     step, state = rule.update(g, rule.init(THETA), THETA)
     z = c * np.abs(g) / math.sqrt(np.mean(g**2))
-    np.testing.assert_allclose(step, -lr * np.sign(g) * (-np.expm1(-z) / z), rtol=1e-12)
+
+    def share(z):
+        return 1 / (1 + z) if implicit else -np.expm1(-z) / z
+
+    np.testing.assert_allclose(step, -(1 + c) * lr * np.sign(g) * share(z), rtol=1e-12)
     # A schedule that has come down to a tenth of its peak has a tenth of z.
     later = dataclasses.replace(rule, dt=lr / 10)
     step, state = later.update(g, state, THETA)
-    np.testing.assert_allclose(
-        step, -lr / 10 * np.sign(g) * (-np.expm1(-z / 10) / (z / 10)), rtol=1e-9
-    )
-    assert state["peak"] == lr
+    np.testing.assert_allclose(step, -(1 + c) * lr / 10 * np.sign(g) * share(z / 10), rtol=1e-9)
+    assert state["peak"] == (1 + c) * lr
     # A warm-up from zero does not divide by zero.
     cold = dataclasses.replace(rule, dt=0.0)
     step, _ = cold.update(g, cold.init(THETA), THETA)
     np.testing.assert_array_equal(step, 0.0)
+
+
+def test_the_scale_is_that_before_the_last_gradient():
+    c, lr, beta2 = 0.5, 1e-2, 0.9
+    rule = BeliefRule.practical(lr, betas=(0.0, beta2), eps=0.0, saturation=c)
+    path, _ = run(rule, GRADS[:2])
+    first, second = GRADS[0] ** 2, GRADS[1] ** 2
+    v = (beta2 * first + second) / (1 + beta2)
+    z = c * np.sqrt(v / first.mean())
+    expected = path[0] - (1 + c) * lr * GRADS[1] / np.sqrt(v) / (1 + z)
+    np.testing.assert_allclose(path[1], expected, rtol=1e-12)
+
+
+def test_the_implicit_step_is_the_best_straight_move():
+    """Against the cost of a straight move, and the solver's own cost of the path from where it ends."""
+    from scipy.optimize import minimize_scalar
+
+    import lossnav as ln
+
+    eta, k, kappa, dt, v, x = 0.7, 1.3, 0.8, 0.9, 2.0, 1.5
+    objective = ln.Objective(ln.Quadratic([kappa * v]), eta=eta, k=k)
+
+    def cost(move):
+        return move**2 / (2 * eta * dt) + ln.solve(objective, [x + move]).J
+
+    best = minimize_scalar(cost, bracket=(-x, 0.0), tol=1e-9)
+    g = np.array([kappa * v * x])
+    rule = BeliefRule(dt=dt, eta=eta, k=k, kappa=kappa, gain=Betas(0.0), beta2=0.0, implicit=True)
+    # With beta2 = 0 the belief about v is the square of one gradient: a gradient of the right size.
+    scale = math.sqrt(v) / g[0]
+    step, _ = rule.update(scale * g, rule.init(g), g)
+    np.testing.assert_allclose(step[0] / scale, best.x, rtol=1e-4)
 
 
 def test_eps_inside_the_root():

@@ -156,6 +156,29 @@ def test_belief_rules_follow_the_slow_belief_equations(alpha):
     assert move == pytest.approx(expected, rel=1e-9 if alpha[0] == 0 else 0.02)
 
 
+def test_a_straight_plan_with_look_ahead_is_navigator():
+    """The flagship at its first step, where what it takes for typical is what it sees."""
+    torch = pytest.importorskip("torch")
+    from lossnav.optim.torch import Navigator
+
+    g, dt, eta, k, gamma, c = np.array([0.5, -2.0, 1.0]), 0.01, 0.7, 1.3, 0.1, 2.0
+    belief = {"alpha": (0.0, 0.0), "xi": (1.0, 1.0), "sigma": (1.0, 1.0)}  # 1 - beta = dt / gamma
+    typical = math.sqrt(np.mean((0.9 * g) ** 2))  # a surprise leaves 0.9 of itself
+    # Of kappa: c = lr kappa typical, where lr = sqrt(eta k / kappa) dt.
+    kappa = (c / (typical * dt)) ** 2 / (eta * k)
+    objective = adaptive(np.zeros(3), kappa=kappa, eta=eta, k=k, gamma=gamma, **belief)
+    rule = learning_rule(objective, dt, plan="straight", look_ahead=True)
+    theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    Gamma = gamma / (2 * math.sqrt(eta * k * kappa))
+    ours = Navigator(
+        [theta], math.sqrt(eta * k / kappa) * dt / (1 + c), betas=(0.9, 0.9), gamma=Gamma, eps=0.0,
+        centred=True, saturation=c,
+    )  # fmt: skip
+    theta.grad = torch.tensor(g)
+    ours.step()
+    np.testing.assert_allclose(theta.detach().numpy(), step(rule, g, np.zeros(3)), rtol=1e-12)
+
+
 def test_settings_of_beliefs_can_be_found_again():
     objective = adaptive([0.3], observation="gaussian", kappa=2.0, alpha=(0.1, 0.2))
     assert belief_of(objective) == Adaptive("gaussian", 2.0, (0.1, 0.2), (1.0, 1.0), (1.0, 1.0))
@@ -183,6 +206,8 @@ def test_settings_of_beliefs_can_be_found_again():
         (ln.Objective(LOSS, drift=ln.Rotation(1.0)), {"curvature": "lanczos"}, "cannot be \"lanczos\""),
         (weight_uncertainty(LOSS), {}, "no learning rule for weight_uncertainty"),
         (adaptive([0.3]), {}, "gamma is 0"),
+        (adaptive([0.3], gamma=1.0), {"plan": "curved"}, "plan"),
+        (ln.Objective(LOSS), {"plan": "straight"}, "a learner who averages gradients"),
         (adaptive([0.3], gamma=1.0), {"dt": 1.0}, r"1 - beta1 .* is 1\.1.*dt <= 0\.909"),
         (adaptive([0.3], gamma=1.0, observation="gaussian"), {}, 'observation="gaussian"'),
         (adaptive([0.3], gamma=1.0), {"curvature": "diagonal"}, "leave curvature and metric out"),

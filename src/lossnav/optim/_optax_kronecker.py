@@ -61,7 +61,8 @@ class BasisRule(KroneckerRule):
         kept = {name: jnp.where(seen, begun[name], value) for name, value in state.items()}
         kept["step"] = state["step"] + seen
         if "peak" in state:
-            kept["peak"] = jnp.maximum(state["peak"], self.dt)
+            longest = self.dt * (1 + self.inner.saturation)
+            kept["peak"] = jnp.maximum(state["peak"], longest)
         return jnp.zeros_like(G), kept
 
     def _step(self, G: Array, state: State) -> tuple[Array, State]:

@@ -3,11 +3,11 @@ r"""The diagonal family of steps on tensors: for one tensor at a time, and for l
 With a belief that gradients are :math:`g\sim N(m, v)` and curvature is :math:`\kappa v` (see
 `lossnav.rules.adaptive`), in the units of an optimizer,
 
-.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon,\qquad z=\frac{c\,s\,\hat v}{D\sqrt{\bar v}},\qquad
-          \Delta\theta=-\mathrm{lr}\;\frac{1-e^{-z}}{z}\;\frac{\hat m}{D},
+.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,\hat v,\qquad
+          \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{\hat m}{D},
 
 with c the saturation, s the learning rate against its peak, and :math:`\bar v` the mean of
-:math:`\hat v` over the tensor. `Numbers` holds all that depends on the step and not on the
+:math:`\hat v` over the tensor before this gradient (with it, at the first). `Numbers` holds all that depends on the step and not on the
 coordinate. `advance` is the formula as it stands; `advance_lists` is the same in place, with few
 temporaries; `lossnav.optim._torch_kernel` is the same in one pass over memory.
 """
@@ -23,7 +23,6 @@ from torch import Tensor
 Group = dict[str, Any]
 Real = Any
 """A float, or a tensor of one number in a compiled or captured step."""
-TINY = 1e-30
 
 
 class Form(NamedTuple):
@@ -50,6 +49,7 @@ class Numbers(NamedTuple):
     keep: Real  # beta2
     add: Real  # 1 - beta2
     level: Real  # v-hat for each unit of v
+    before: Real  # the same before this gradient; zero at the first
     floor: Real  # least Kalman gain, 1/t
     noise: Real  # 4 R/q of a coordinate of mean noise
     shrink: Real  # what weight decay leaves
@@ -95,29 +95,65 @@ def numbers(form: Form, group: Group, lr: Real, t: Real, peak: Real, ok: Tensor 
             size = lr * beta1 / short_of_one(beta1, t + 1)
             ahead = lr * gain / now
     level = 1.0 if group.get("uncorrected", False) else 1 / short_of_one(beta2, t)
+    before: Real = 0.0
+    if form.scaled:
+        before = _level_before(beta2, t)
     decay = lr * group["weight_decay"]
-    bend = group.get("saturation", 0.0) * (lr / peak) if form.saturated else 0.0
+    bend: Real = 0.0
+    if form.saturated:
+        c = group["saturation"]
+        bend, size, ahead = c * (lr / peak), (1 + c) * size, (1 + c) * ahead
     if ok is not None:
         gain, add, size, ahead, decay = (ok * x for x in (gain, add, size, ahead, decay))
     return Numbers(
         gain=gain, left=beta1, keep=beta2 if ok is None else 1 - add, add=add, level=level,
-        floor=floor, noise=4 * beta1 / (1 - beta1) ** 2, shrink=1 - decay, size=size, ahead=ahead,
+        before=before, floor=floor, noise=4 * beta1 / (1 - beta1) ** 2, shrink=1 - decay, size=size, ahead=ahead,
         gamma=group.get("gamma", 0.0), eps=0.0 if inside else group["eps"],
         inside=group["eps"] if inside else 0.0, bend=bend,
     )  # fmt: skip
 
 
-def advance(
-    form: Form, n: Numbers, x: Tensor, g: Tensor, m: Tensor | None, v: Tensor, ok: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The new parameter, mean and variance of one tensor; nothing is changed in place."""
+def _level_before(beta2: float, t: Real) -> Real:
+    if isinstance(t, Tensor):
+        return torch.where(t > 1, 1 / short_of_one(beta2, (t - 1).clamp(min=1)), 0.0)
+    return 1 / short_of_one(beta2, t - 1) if t > 1 else 0.0
+
+
+def typical(n: Numbers, old: Tensor, level: Tensor) -> Tensor:
+    """The mean of v-hat before this gradient, or with it at the first; one where all are zero."""
+    if isinstance(n.before, Tensor):
+        return _or_one(torch.where(n.before > 0, n.before * _mean(old), _mean(level)))
+    return _or_one(n.before * _mean(old) if n.before else _mean(level))
+
+
+def scale_sum(form: Form, n: Numbers, g: Tensor, m: Tensor | None, v: Tensor) -> Tensor:
+    """The sum of v-hat that the typical one is the mean of: before this gradient, or at the first."""
+    if n.before:
+        return n.before * v.sum(dtype=torch.float64)
     seen = n.left * (g - m) if form.centred and m is not None else g
-    v = n.keep * v + n.add * (seen * seen)
+    return n.level * (n.keep * v + n.add * (seen * seen)).sum(dtype=torch.float64)
+
+
+def _mean(v: Tensor) -> Tensor:
+    return v.sum() / max(v.numel(), 1)
+
+
+def advance(
+    form: Form, n: Numbers, x: Tensor, g: Tensor, m: Tensor | None, v: Tensor, ok: Tensor | None,
+    scale: Any = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """The new parameter, mean and variance of one tensor; nothing is changed in place.
+
+    ``scale`` is the typical v-hat, where it is known already.
+    """
+    seen = n.left * (g - m) if form.centred and m is not None else g
+    old, v = v, n.keep * v + n.add * (seen * seen)
     level = n.level * v
-    scale = level.sum() / max(level.numel(), 1) if form.scaled else None
+    if form.scaled and scale is None:
+        scale = typical(n, old, level)
     used = g
     if m is not None and form.kalman:
-        K = (2 / (1 + torch.sqrt(1 + n.noise * (level / _or_one(scale))))).clamp(min=n.floor)
+        K = (2 / (1 + torch.sqrt(1 + n.noise * (level / scale)))).clamp(min=n.floor)
         K = K if ok is None else ok * K
         m = m + K * (g - m)
         used = n.size * (m + K * (g - m) if form.nesterov else m)
@@ -128,17 +164,16 @@ def advance(
         used = n.size * g
     D = n.gamma + torch.sqrt(n.gamma**2 + level) if n.gamma else torch.sqrt(level + n.inside)
     D = D + n.eps
-    step = torch.where(D > 0, used / _or_one(D), 0.0) if form.guarded else used / D
     if form.saturated:
-        z = n.bend * level / (_or_one(D) * torch.sqrt(_or_one(scale))) + TINY
-        step = step * (-torch.expm1(-z) / z)
+        D = D + (n.bend / torch.sqrt(scale)) * level
+    step = torch.where(D > 0, used / _or_one(D), 0.0) if form.guarded else used / D
     wide = x.to(v.dtype)
     return wide * n.shrink - step, m, v
 
 
 def advance_lists(
     form: Form, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor], ms: list[Tensor],
-    vs: list[Tensor],
+    vs: list[Tensor], typicals: list[Tensor] | None = None,
 ) -> None:  # fmt: skip
     """The same in place, for tensors of one group, device and dtype."""
     n = ns[0]  # what does not depend on the number of the step
@@ -149,11 +184,18 @@ def advance_lists(
     if form.centred:
         seen = f._foreach_sub(gs, ms)
         f._foreach_mul_(seen, n.left)
+    scales: list[Tensor] = []  # in units of v, not of v-hat
+    if typicals is not None:
+        scales = [scale / each.level for each, scale in zip(ns, typicals, strict=True)]
+    elif form.scaled:
+        scales = [each.before / each.level * _mean(v) for each, v in zip(ns, vs, strict=True)]
     f._foreach_mul_(vs, n.keep)
     f._foreach_addcmul_(vs, seen, seen, n.add)
-    # sqrt(level) is taken out of D, and of z, so that v needs no pass of its own.
+    if form.scaled and typicals is None:
+        pairs = zip(ns, vs, scales, strict=True)
+        scales = [_or_one(scale if each.before else _mean(v)) for each, v, scale in pairs]
+    # sqrt(level) is taken out of D, so that v needs no pass of its own.
     roots = [math.sqrt(each.level) for each in ns]
-    scales = [_or_one(v.sum() / max(v.numel(), 1)) for v in vs] if form.scaled else []
     used, sizes = ms, [each.size for each in ns]
     if form.kalman:
         K = f._foreach_mul(f._foreach_div(vs, scales), n.noise)
@@ -182,19 +224,12 @@ def advance_lists(
         D = f._foreach_sqrt(vs)
     if n.gamma + n.eps:
         f._foreach_add_(D, [(n.gamma + n.eps) / root for root in roots])
+    if form.saturated:
+        bent = f._foreach_div(vs, f._foreach_sqrt(scales))
+        f._foreach_add_(D, bent, alpha=n.bend)
     for d in D if form.guarded else []:
         d.masked_fill_(d == 0, math.inf)
     values = [-size / root for size, root in zip(sizes, roots, strict=True)]
-    if form.saturated:
-        z = f._foreach_div(vs, D)
-        f._foreach_div_(z, f._foreach_sqrt(scales))
-        f._foreach_mul_(z, n.bend)
-        f._foreach_add_(z, TINY)
-        f._foreach_mul_(D, z)
-        f._foreach_neg_(z)
-        f._foreach_expm1_(z)
-        f._foreach_mul_(z, used)
-        used, values = z, [-value for value in values]
     f._foreach_addcdiv_(xs, used, D, values)
 
 

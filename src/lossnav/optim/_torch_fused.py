@@ -20,6 +20,7 @@ from lossnav.optim._torch_finite import all_finite
 from lossnav.optim._torch_threads import spread
 
 Group = dict[str, Any]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @lru_cache(maxsize=1)
@@ -39,15 +40,17 @@ class Plan:
         form: The member of the family.
         maximize: Whether to climb.
         ns: The numbers of each tensor.
-        tensors: Parameters, gradients, means and variances, real, on a CPU; no means if the form
-            does not remember.
+        xs, gs, ms, vs: Parameters, gradients, means and variances, real, on a CPU; no means if the
+            form does not remember.
+        totals: The sum of each of ``vs``, or None where it is not known. After the step, the new sums.
     """
 
     def __init__(
         self, form: Form, maximize: bool, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor],
-        ms: list[Tensor], vs: list[Tensor],
+        ms: list[Tensor], vs: list[Tensor], totals: list[float | None],
     ) -> None:  # fmt: skip
-        self.form, self.grads = form, gs
+        self.form, self.grads, self.totals = form, gs, totals
+        self.variances = vs  # whose sums the totals are
         self.double = vs[0].dtype == torch.float64
         self.touched = [*xs, *ms, *vs]
         self.back: list[tuple[Tensor, Tensor]] = []
@@ -66,7 +69,7 @@ class Plan:
             first += -(-length // block)
         self.table = np.array(rows, dtype=np.int64)
         self.numbers = np.array(values)
-        self.levels = np.array([n.level for n in ns]) if form.scaled else None
+        self.levels = np.array([(n.level, n.before) for n in ns]) if form.scaled else None
         self.blocks = first
         self.sums = np.empty(max(first, 1))
         self.head = np.array([
@@ -87,33 +90,48 @@ class Plan:
 
     def look(self) -> bool:
         """Whether all gradients are finite; on the way, the mean of v that some forms need."""
-        self._run("power" if self.form.scaled else "sum")
+        first = self.levels is not None and not self.levels[:, 1].all()
+        self._run("first" if first else "sum")
         self.looked = True
-        if self.form.scaled and self.blocks:
-            assert self.levels is not None
-            lengths = self.table[:, 4]
-            starts = np.minimum(self.table[:, 5], self.blocks - 1)
-            power = np.add.reduceat(self.sums, starts)
-            scale = np.where(lengths > 0, self.levels * power / np.maximum(lengths, 1), 1.0)
-            scale[~(scale > 0)] = 1.0
-            self.numbers[:, 8] /= scale
-            self.numbers[:, 14] /= np.sqrt(scale)
         finite = not self.blocks or math.isfinite(self.sums.sum())
+        if self.levels is not None:
+            self._scale(self._summed() if first else None)
         return finite or all_finite(self.grads)
+
+    def _scale(self, new: Floats | None) -> None:
+        """Put the typical v of each tensor into its numbers: before this gradient, or at the first."""
+        assert self.levels is not None
+        level, before = self.levels.T
+        old = np.array([total or 0.0 for total in self.totals])
+        if any(b and total is None for b, total in zip(before, self.totals, strict=True)):
+            self._run("total")
+            old = self._summed()
+        sums = before * old if new is None else np.where(before > 0, before * old, level * new)
+        scale = sums / np.maximum(self.table[:, 4], 1)
+        scale[~(scale > 0)] = 1.0
+        self.numbers[:, 8] /= scale
+        self.numbers[:, 14] /= np.sqrt(scale)
+
+    def _summed(self) -> Floats:
+        """The sums of the blocks of each tensor."""
+        if not self.blocks:
+            return np.zeros(len(self.table))
+        found = np.add.reduceat(self.sums, np.minimum(self.table[:, 5], self.blocks - 1))
+        return np.where(self.table[:, 4] > 0, found, 0.0)
 
     def step(self) -> None:
         if self.form.scaled and not self.looked:
             self.look()
         name = "basic" if self.form.remembers else "ballistic"
-        if self.form.kalman:
-            name = "kalman_bent" if self.form.saturated else "kalman"
-        elif self.form.saturated:
-            name = "bent"
+        if self.form.scaled:
+            name = "kalman" if self.form.kalman else "bent"
         self._run(name)
         for t, copy in self.back:
             t.copy_(copy)
         # Autograd must see that these have changed: it refuses a backward pass that needs the old.
         torch.autograd.graph.increment_version(self.touched)
+        if self.form.scaled:
+            self.totals = list(self._summed())
 
     def _run(self, name: str) -> None:
         if self.blocks:

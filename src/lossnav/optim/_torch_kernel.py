@@ -5,7 +5,7 @@ threads take blocks of coordinates from it until none is left. The blocks are ta
 the first: the gradients were read once already, first to last, to see that they are finite, and the
 last of them are still in the cache.
 
-What costs nothing beside the memory traffic (centring, look-ahead, discount) is done by numbers that
+What costs nothing beside the memory traffic (centring, look-ahead, discount, saturation) is done by numbers that
 may be zero; only what costs more is left out of a kernel that does not need it. Such a switch is
 None or 1, which numba resolves when it compiles.
 """
@@ -32,7 +32,6 @@ _SIGNATURE = types.void(types.CPointer(types.int64))
 # Nothing here may assume that numbers are finite. The step rounds like PyTorch's: products and sums
 # are not contracted.
 _step: Jit = numba.njit(fastmath={"arcp", "nsz"}, error_model="numpy")
-_series: Jit = numba.njit(fastmath={"arcp", "nsz", "contract"}, error_model="numpy")
 _sum: Jit = numba.njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 _plain: Jit = numba.njit(error_model="numpy")
 
@@ -77,34 +76,9 @@ def _row(table: Any, rows: int, block: int) -> int:
     return low
 
 
-@_series
-def _relaxed(z: Any, double: Any) -> Any:
-    """(1 - exp(-z)) / z; in single precision with multiplications only, which go eight at a time.
-
-    The series of phi at y = z/32, and then five times phi(2 y) = phi(y) (1 - y phi(y) / 2).
-    """
-    kind = type(z)
-    one = kind(1)
-    if double is not None:
-        return -np.expm1(-z) / z if z > kind(0) else one
-    far = kind(18)
-    y = (z if z < far else far) * kind(1 / 32)
-    yy = y * y
-    low = (one - kind(1 / 2) * y) + (kind(1 / 6) - kind(1 / 24) * y) * yy
-    high = (kind(1 / 120) - kind(1 / 720) * y) + (kind(1 / 5040) - kind(1 / 40320) * y) * yy
-    p = low + high * (yy * yy)
-    y *= kind(0.5)
-    p *= one - y * p
-    p *= one - kind(2) * y * p
-    p *= one - kind(4) * y * p
-    p *= one - kind(8) * y * p
-    p *= one - kind(16) * y * p
-    return p if z < far else one / z
-
-
 @_step
 def _advance(
-    X: Any, G: Any, M: Any, V: Any, n: Any, double: Any, remembers: Any, kalman: Any, bends: Any
+    X: Any, G: Any, M: Any, V: Any, n: Any, remembers: Any, kalman: Any
 ) -> None:  # fmt: skip
     kind = type(V[0])
     sign, gain, left, centre = kind(n[0]), kind(n[1]), kind(n[2]), kind(n[3])
@@ -132,19 +106,17 @@ def _advance(
             used = size * (mean + ahead * K * (grad - mean))
         else:
             used = size * mean + ahead * grad
-        D = np.sqrt(hat + under) + over
-        over_D = one / (D if D > zero else endless)
-        if bends is not None:
-            over_D *= _relaxed(bend * hat * over_D, double)
-        X[i] = shrink * X[i] - used * over_D
+        D = np.sqrt(hat + under) + over + bend * hat
+        X[i] = shrink * X[i] - used / (D if D > zero else endless)
 
 
 @_sum
-def _looked(G: Any, M: Any, V: Any, n: Any, scaled: Any) -> Any:
+def _looked(G: Any, M: Any, V: Any, n: Any, first: Any) -> Any:
+    """The sum of the gradients, or for a first step of the v that they lead to."""
     kind = type(G[0])
     sign, left, centre, keep, add = kind(n[0]), kind(n[2]), kind(n[3]), kind(n[4]), kind(n[5])
     whole = 0.0
-    if scaled is None:  # only whether it is finite will be asked
+    if first is None:  # only whether it is finite will be asked
         total = kind(0)
         for i in range(len(G)):
             total += G[i]
@@ -158,9 +130,21 @@ def _looked(G: Any, M: Any, V: Any, n: Any, scaled: Any) -> Any:
     return whole
 
 
+@_sum
+def _total(V: Any) -> Any:
+    kind = type(V[0])
+    whole = 0.0
+    for start in range(0, len(V), 1024):
+        total = kind(0)
+        for i in range(start, min(start + 1024, len(V))):
+            total += V[i]
+        whole += total
+    return whole
+
+
 @_plain
-def _walk(data: Any, double: Any, remembers: Any, kalman: Any, bends: Any) -> None:
-    """Take blocks, last to first, and advance each.
+def _walk(data: Any, double: Any, remembers: Any, kalman: Any, summed: Any) -> None:
+    """Take blocks, last to first, and advance each; if asked for, also sum the v of each.
 
     The data: a counter from zero; the numbers of blocks and of rows; the addresses of the table, of
     a row of numbers for each tensor, and of a float64 for each block. A row of the table: addresses
@@ -170,6 +154,7 @@ def _walk(data: Any, double: Any, remembers: Any, kalman: Any, bends: Any) -> No
     blocks, rows = head[1], head[2]
     table = numba.carray(_at_int(head[3]), (rows, 6))
     numbers = numba.carray(_at64(head[4]), (rows, NUMBERS))
+    sums = numba.carray(_at64(head[5]), blocks)
     while True:
         block = blocks - 1 - _taken(data)
         if block < 0:
@@ -180,25 +165,27 @@ def _walk(data: Any, double: Any, remembers: Any, kalman: Any, bends: Any) -> No
         x, g, m, v = table[r, 0], table[r, 1], table[r, 2], table[r, 3]
         if double is None:
             s = 4 * start
+            V = numba.carray(_at32(v + s), L)
             _advance(
                 numba.carray(_at32(x + s), L), numba.carray(_at32(g + s), L),
-                numba.carray(_at32(m + s), L), numba.carray(_at32(v + s), L),
-                numbers[r], double, remembers, kalman, bends,
+                numba.carray(_at32(m + s), L), V, numbers[r], remembers, kalman,
             )  # fmt: skip
         else:
             s = 8 * start
+            V = numba.carray(_at64(v + s), L)
             _advance(
                 numba.carray(_at64(x + s), L), numba.carray(_at64(g + s), L),
-                numba.carray(_at64(m + s), L), numba.carray(_at64(v + s), L),
-                numbers[r], double, remembers, kalman, bends,
+                numba.carray(_at64(m + s), L), V, numbers[r], remembers, kalman,
             )  # fmt: skip
+        if summed is not None:
+            sums[block] = _total(V)
 
 
 @_plain
-def _look(data: Any, double: Any, scaled: Any) -> None:
-    """Take blocks, first to last, and sum each: its gradients, or the v that they will lead to.
+def _look(data: Any, double: Any, first: Any, old: Any) -> None:
+    """Take blocks, first to last, and sum each: its gradients, the v they lead to, or the v there is.
 
-    Either sum is NaN or infinite if a gradient is.
+    The first two are NaN or infinite if a gradient is.
     """
     head = numba.carray(data, 6)
     blocks, rows = head[1], head[2]
@@ -216,16 +203,21 @@ def _look(data: Any, double: Any, scaled: Any) -> None:
         if double is None:
             s = 4 * start
             G, M, V = _at32(g + s), _at32(m + s), _at32(v + s)
-            n = numbers[r]
-            sums[block] = _looked(
-                numba.carray(G, L), numba.carray(M, L), numba.carray(V, L), n, scaled
-            )
+            if old is not None:
+                sums[block] = _total(numba.carray(V, L))
+            else:
+                sums[block] = _looked(
+                    numba.carray(G, L), numba.carray(M, L), numba.carray(V, L), numbers[r], first
+                )
         else:
             s = 8 * start
-            sums[block] = _looked(
-                numba.carray(_at64(g + s), L), numba.carray(_at64(m + s), L),
-                numba.carray(_at64(v + s), L), numbers[r], scaled,
-            )  # fmt: skip
+            H, N, W = _at64(g + s), _at64(m + s), _at64(v + s)
+            if old is not None:
+                sums[block] = _total(numba.carray(W, L))
+            else:
+                sums[block] = _looked(
+                    numba.carray(H, L), numba.carray(N, L), numba.carray(W, L), numbers[r], first
+                )
 
 
 # Plain functions of the module, one for each kernel: numba keeps on disk only what has such a name.
@@ -246,18 +238,10 @@ def _bent64(data: Any) -> None:
 
 
 def _kalman32(data: Any) -> None:
-    _walk(data, None, 1, 1, None)
-
-
-def _kalman64(data: Any) -> None:
-    _walk(data, 1, 1, 1, None)
-
-
-def _kalman_bent32(data: Any) -> None:
     _walk(data, None, 1, 1, 1)
 
 
-def _kalman_bent64(data: Any) -> None:
+def _kalman64(data: Any) -> None:
     _walk(data, 1, 1, 1, 1)
 
 
@@ -270,19 +254,27 @@ def _ballistic64(data: Any) -> None:
 
 
 def _sum32(data: Any) -> None:
-    _look(data, None, None)
+    _look(data, None, None, None)
 
 
 def _sum64(data: Any) -> None:
-    _look(data, 1, None)
+    _look(data, 1, None, None)
 
 
-def _power32(data: Any) -> None:
-    _look(data, None, 1)
+def _first32(data: Any) -> None:
+    _look(data, None, 1, None)
 
 
-def _power64(data: Any) -> None:
-    _look(data, 1, 1)
+def _first64(data: Any) -> None:
+    _look(data, 1, 1, None)
+
+
+def _total32(data: Any) -> None:
+    _look(data, None, None, 1)
+
+
+def _total64(data: Any) -> None:
+    _look(data, 1, None, 1)
 
 
 @cache

@@ -36,13 +36,14 @@ class KroneckerNavigator(Navigator):
     :math:`L=E[GG^T]` and :math:`R=E[G^TG]`. In that basis, :math:`G'=Q_L^TGQ_R`, it takes the step of
     `Navigator`, with all of its settings, and turns it back:
 
-    .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad m=E[G'],\quad v=E[G'^2].
+    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
+              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,\qquad m=E[G'],\quad v=E[G'^2].
 
     One optimizer serves a whole model. A convolution kernel is a matrix of its first axis and the rest.
-    Vectors, single numbers, and matrices without a basis get exactly the step of `Navigator`. All
-    defaults together are SOAP without decay, but that vectors move at the first step, that ``eps`` is
-    added after the correction for bias, and that directions without gradients are not left to rounding.
+    Vectors, single numbers, and matrices without a basis get exactly the step of `Navigator`. With
+    ``betas=(0.95, 0.95), nesterov=False, saturation=0`` it is SOAP without decay, but that vectors move at the
+    first step, that ``eps`` is added after the correction for bias, and that directions without gradients are not left
+    to rounding.
 
     *The first gradient* of a matrix sets up its basis; nothing moves but by decay. (In the basis of
     that gradient alone most coordinates would be rounding errors, and v would raise them to full
@@ -52,7 +53,7 @@ class KroneckerNavigator(Navigator):
 
     Args:
         params: Parameters, named parameters, or groups; each setting may differ between groups.
-        lr: Step of a coordinate whose mean gradient is one standard deviation; may be a tensor.
+        lr: Step of a typical coordinate whose mean gradient is one standard deviation; may be a tensor.
         betas: How much a step leaves of the old mean and of the old variance.
         eps: Added to D.
         weight_decay: Rate of decay for each unit of ``lr``, as in AdamW, before the step.
@@ -91,7 +92,7 @@ class KroneckerNavigator(Navigator):
         self,
         params: ParamsT,
         lr: float | Tensor = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
+        betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
@@ -100,8 +101,8 @@ class KroneckerNavigator(Navigator):
         gamma: float = 0.0,
         gain: Literal["betas", "kalman"] = "betas",
         centred: bool = False,
-        nesterov: bool = False,
-        saturation: float = 0.0,
+        nesterov: bool = True,
+        saturation: float = 2.0,
         max_dim: int = 4096,
         matrix: bool | Literal["auto"] = "auto",
         maximize: bool = False,

@@ -19,14 +19,18 @@ class Navigator(DiagonalOptimizer):
     The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
     gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{m}{D},\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,
+    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{m}{D},\qquad
+              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,
 
-    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`.
-    All defaults together are AdamW without decay.
+    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
+    is the saturation, :math:`\bar v` the tensor's mean of v, and s the learning rate in units of its peak. The
+    last term is the step's finite length: where curvature is large, a step must not pass the minimum.
+    With ``saturation=0, nesterov=False`` the step is that of AdamW.
 
     Args:
         params: Parameters, named parameters, or groups; each setting may differ between groups.
-        lr: Step of a coordinate whose mean gradient is one standard deviation; may be a tensor.
+        lr: Step of a typical coordinate whose mean gradient is one standard deviation, as in AdamW;
+            may be a tensor.
         betas: How much a step leaves of the old mean and of the old variance.
         eps: Added to D.
         weight_decay: Rate of decay for each unit of ``lr``, as in AdamW.
@@ -34,16 +38,17 @@ class Navigator(DiagonalOptimizer):
             gradient descent with step ``lr / (2 * gamma)``, those well above it Adam.
         gain: ``"betas"``, one gain :math:`1-\beta_1` for all coordinates with Adam's bias correction; or
             ``"kalman"``, the steady gain of a Kalman filter by each coordinate's own noise,
-            :math:`K=\max(1/t,\,2/(1+\sqrt{1+4v/q}))`, where q gives a coordinate of the tensor's mean
+            :math:`K=\max(1/t,\,2/(1+\sqrt{1+4v/q}))`, where q gives a coordinate of typical
             noise the gain :math:`1-\beta_1`: noisy ones average longer.
         centred: v is the average of :math:`(g-m)^2` (AdaBelief), not of :math:`g^2`. The surprise is taken
             as :math:`\beta_1(g-m)` with the mean before the step, which is what AdaBelief's is.
         nesterov: Use the mean as it will be when the gradient is seen once more: with betas
             :math:`\beta_1 m_t/(1-\beta_1^{t+1})+(1-\beta_1)g_t/(1-\beta_1^t)` (NAdam without its schedule),
             with a Kalman gain :math:`m_t+K(g_t-m_t)`.
-        saturation: Shorten steps that curvature would bend: :math:`\Delta\theta` is multiplied by
-            :math:`(1-e^{-z})/z`, with z about ``saturation`` for a typical coordinate of the tensor at
-            the largest ``lr`` so far, and in proportion to ``lr`` and :math:`v/D`.
+        saturation: c: how many times farther than to its believed minimum a typical coordinate would go at
+            the largest ``lr`` so far, if it went on at its first speed. Coordinates with larger v step
+            shorter, those with smaller v longer, and all hold their pace longer as ``lr`` comes down.
+            Zero is the limit of a short step: Adam. Typical is the mean of v before the last gradient.
         maximize: Climb instead.
         foreach: Work on lists of tensors. None chooses.
         fused: One pass over memory. On a CPU it is compiled at the first step, by numba (the extra
@@ -73,15 +78,15 @@ class Navigator(DiagonalOptimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
         gamma: float = 0.0,
         gain: Literal["betas", "kalman"] = "betas",
         centred: bool = False,
-        nesterov: bool = False,
-        saturation: float = 0.0,
+        nesterov: bool = True,
+        saturation: float = 2.0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

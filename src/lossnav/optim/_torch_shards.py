@@ -67,6 +67,24 @@ def agreed(good: bool, over: list[Any]) -> bool:
     return good
 
 
+def totals(tensors: list[Tensor], sums: Tensor) -> Tensor:
+    """The sums over whole tensors, from the sum over the part of each that this process holds.
+
+    All tensors are sharded over one mesh. Every process must ask; the answer is one message for each
+    axis of the mesh, however many tensors there are.
+    """
+    import torch.distributed as dist
+
+    mesh = tensors[0].device_mesh
+    for axis in range(mesh.ndim):
+        split = [tensor.placements[axis].is_shard() for tensor in tensors]
+        if any(split):
+            over = sums.clone()
+            dist.all_reduce(over, group=mesh.get_group(axis))
+            sums = torch.where(torch.tensor(split, device=sums.device), over, sums)
+    return sums
+
+
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on every process that holds a part."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor

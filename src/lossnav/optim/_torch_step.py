@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lossnav.optim import _torch_diagonal as family
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
 from lossnav.optim._torch_diagonal import Form, Numbers
 from lossnav.optim._torch_fused import Plan, fused_adamw, is_adamw, kernels
+from lossnav.optim._torch_shards import local, meshes, totals
 
 LARGE = 1 << 20
 """From this many coordinates on, compiling a kernel is worth while if nothing else was asked for."""
@@ -24,6 +26,8 @@ class DiagonalOptimizer(NavigatorBase):
 
     columns: tuple[str, ...] = ("step", "mean", "variance")
     _plans: dict[int, list[Plan]] = {}  # noqa: RUF012  (set anew by each look at the gradients)
+    _totals: WeakIdKeyDictionary | None = None
+    """The sum of each variance that a kernel has left, and the version of the tensor that has it."""
 
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         home = theta.device if group["capturable"] else None
@@ -66,22 +70,44 @@ class DiagonalOptimizer(NavigatorBase):
             chosen = [i for i, v in enumerate(columns[-1]) if v.dtype == dtype]
             xs, gs, *held = ([column[i] for i in chosen] for column in columns)
             ms = held[0] if form.remembers else []
-            plans.append(
-                Plan(form, group["maximize"], [ns[i] for i in chosen], xs, gs, ms, held[-1])
-            )
+            plan = Plan(
+                form, group["maximize"], [ns[i] for i in chosen], xs, gs, ms, held[-1],
+                [self._total(memory[-1][i]) for i in chosen],
+            )  # fmt: skip
+            plan.variances = [memory[-1][i] for i in chosen]
+            plans.append(plan)
         return plans
 
+    def _total(self, variance: Tensor) -> float | None:
+        """The sum of a variance, if it is known and the tensor has not changed since."""
+        version, total = (self._totals or {}).get(variance, (None, None))
+        return total if version == variance._version else None
+
+    def _keep_totals(self, plan: Plan) -> None:
+        if self._totals is None:
+            self._totals = WeakIdKeyDictionary()
+        for variance, total in zip(plan.variances, plan.totals, strict=True):
+            self._totals[variance] = variance._version, total
+
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
-        group, params, grads, (steps, *memory) = batch
+        group = batch[0]
         form = self._form(group)
+        typicals = None
+        if ok is None and form.scaled and not group["differentiable"] and not traced(group):
+            batch, typicals = _shards(form, self._settings(group), batch)
+        _, params, grads, (steps, *memory) = batch
         planned = self._plans.pop(id(group), None)
         way = "single" if ok is not None else "kernel" if planned else _way(form, group, params)
+        if typicals is not None:
+            way = "single" if way == "single" else "lists"
         if way == "single":
-            self._one_by_one(form, batch, ok)
+            self._one_by_one(form, batch, ok, typicals)
             return
         if way == "kernel":
             for plan in planned or self._planned(batch):
                 plan.step()
+                if form.scaled:
+                    self._keep_totals(plan)
             _count(steps)
             return
         _count(steps)
@@ -99,11 +125,14 @@ class DiagonalOptimizer(NavigatorBase):
             wide = [x.to(v.dtype) for x, v in zip(xs, vs, strict=True)] if narrow else xs
             gs = [g.to(v.dtype) for g, v in zip(gs, vs, strict=True)] if narrow else gs
             ms = held[0] if form.remembers else []
-            family.advance_lists(form, [ns[i] for i in chosen], wide, gs, ms, vs)
+            known = [typicals[i] for i in chosen] if typicals is not None else None
+            family.advance_lists(form, [ns[i] for i in chosen], wide, gs, ms, vs, known)
             if narrow:
                 torch._foreach_copy_(xs, wide)
 
-    def _one_by_one(self, form: Form, batch: Batch, ok: Tensor | None) -> None:
+    def _one_by_one(
+        self, form: Form, batch: Batch, ok: Tensor | None, typicals: list[Tensor] | None = None
+    ) -> None:
         group, params, grads, (steps, *memory) = batch
         for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
             x, g, *held = _real([theta, grad, *(column[i] for column in memory)])
@@ -118,11 +147,38 @@ class DiagonalOptimizer(NavigatorBase):
             # Autograd may hold on to what it has seen; what is overwritten below must be a copy.
             held = [t.clone() for t in (x, *held)] if group["differentiable"] else [x, *held]
             old = held[1] if form.remembers else None
-            moved, mean, variance = family.advance(form, n, held[0], g, old, held[-1], beside)
+            scale = typicals[i] if typicals is not None else None
+            moved, mean, variance = family.advance(
+                form, n, held[0], g, old, held[-1], beside, scale
+            )
             if m is not None:
                 m.copy_(mean)
             v.copy_(variance)
             x.copy_(moved)
+
+
+def _shards(form: Form, group: Group, batch: Batch) -> tuple[Batch, list[Tensor] | None]:
+    """The part of a batch held here, and the typical v of each tensor where some are sharded."""
+    _, params, grads, columns = batch
+    steps, *memory = columns
+    over = meshes(memory[-1])
+    if not over:
+        return batch, None
+    here = [local(params), local(grads), *(local(column) for column in columns)]
+    real = [_real(column) for column in (here[1], *here[3:])]
+    ns = numbers_of(form, group, [step.item() + 1 for step in steps])
+    sums = torch.stack([
+        family.scale_sum(form, n, g.to(v.dtype), m[0] if m else None, v)
+        for n, g, *m, v in zip(ns, *real, strict=True)
+    ])  # fmt: skip
+    for mesh in over:
+        chosen = [i for i, v in enumerate(memory[-1]) if getattr(v, "device_mesh", None) == mesh]
+        sums[chosen] = totals([memory[-1][i] for i in chosen], sums[chosen])
+    counts = [max(v.numel() * (2 if v.is_complex() else 1), 1) for v in memory[-1]]
+    means = sums / torch.tensor(counts, device=sums.device)
+    typicals = torch.where(means > 0, means, 1.0).unbind()
+    known = [t.to(v.dtype) for t, v in zip(typicals, real[-1], strict=True)]
+    return (batch[0], here[0], here[1], here[2:]), known
 
 
 def _way(form: Form, group: Group, params: list[Tensor]) -> str:

@@ -24,15 +24,15 @@ Nonfinite = Literal["skip", "raise", "ignore"]
 def navigator(
     learning_rate: LearningRate = 1e-3,
     b1: float = 0.9,
-    b2: float = 0.999,
+    b2: float = 0.99,
     eps: float = 1e-8,
     weight_decay: Any = 0.0,
     *,
     gamma: float = 0.0,
     gain: Literal["betas", "kalman"] = "betas",
     centred: bool = False,
-    nesterov: bool = False,
-    saturation: float = 0.0,
+    nesterov: bool = True,
+    saturation: float = 2.0,
     nonfinite: Nonfinite = "skip",
 ) -> Any:
     r"""The optimal step under a belief about each gradient: Adam, and what lies beyond it.
@@ -40,14 +40,16 @@ def navigator(
     The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
     gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{m}{D},\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,
+    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{m}{D},\qquad
+              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,
 
-    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`.
-    All defaults together are Adam. Memory is in float32 at least, beside parameters of any precision;
+    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
+    is the saturation, :math:`\bar v` the array's mean of v, and s the learning rate in units of its peak.
+    With ``saturation=0, nesterov=False`` it is Adam. Memory is in float32 at least, beside parameters of any precision;
     a complex parameter is a pair of real ones (conjugate its gradient first, as for all of optax).
 
     Args:
-        learning_rate: Step of a coordinate whose mean gradient is one standard deviation; or a schedule.
+        learning_rate: Step of a typical coordinate whose mean gradient is one standard deviation; or a schedule.
         b1: How much a step leaves of the old mean.
         b2: How much a step leaves of the old variance.
         eps: Added to D.
@@ -57,12 +59,11 @@ def navigator(
             gradient descent with step ``learning_rate / (2 * gamma)``, those well above it Adam.
         gain: ``"betas"``, one gain :math:`1-b_1` for all coordinates with Adam's bias correction; or
             ``"kalman"``, the steady gain of a Kalman filter by each coordinate's own noise: noisy ones
-            average longer, and one of the array's mean noise has the gain :math:`1-b_1`.
+            average longer, and one of typical noise has the gain :math:`1-b_1`.
         centred: v is the average of :math:`(g-m)^2` (AdaBelief), not of :math:`g^2`.
         nesterov: Use the mean as it will be when the gradient is seen once more.
-        saturation: Shorten steps that curvature would bend: :math:`\Delta\theta` is multiplied by
-            :math:`(1-e^{-z})/z`, with z about ``saturation`` for a typical coordinate of the array at the
-            largest learning rate so far.
+        saturation: c: z of the finite step for a coordinate of typical v, at the largest learning rate so far. Coordinates
+            with larger v step shorter than Adam's, those with smaller v longer. Zero is Adam.
         nonfinite: With a NaN or infinite gradient anywhere in the tree, ``"skip"`` the whole step: updates are
             zero, the memory and the schedule stand still, and ``state.skipped`` counts it. ``"raise"``
             FloatingPointError; a compiled step cannot, and skips instead. Or ``"ignore"`` it, for
@@ -138,8 +139,8 @@ def ballistic(
 
 def kronecker_navigator(
     learning_rate: LearningRate = 3e-3,
-    b1: float = 0.95,
-    b2: float = 0.95,
+    b1: float = 0.9,
+    b2: float = 0.99,
     eps: float = 1e-8,
     weight_decay: Any = 0.0,
     *,
@@ -148,8 +149,8 @@ def kronecker_navigator(
     gamma: float = 0.0,
     gain: Literal["betas", "kalman"] = "betas",
     centred: bool = False,
-    nesterov: bool = False,
-    saturation: float = 0.0,
+    nesterov: bool = True,
+    saturation: float = 2.0,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
     nonfinite: Nonfinite = "skip",
@@ -160,8 +161,8 @@ def kronecker_navigator(
     :math:`L=E[GG^T]` and :math:`R=E[G^TG]`. In that basis, :math:`G'=Q_L^TGQ_R`, it takes the step of
     `navigator`, with all of its settings, and turns it back:
 
-    .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad m=E[G'],\quad v=E[G'^2].
+    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
+              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,\qquad m=E[G'],\quad v=E[G'^2].
 
     One transformation serves a whole model. An array with more axes is a matrix of its first axis and
     the rest. Vectors, single numbers, and matrices without a basis get exactly the step of `navigator`.
@@ -171,7 +172,7 @@ def kronecker_navigator(
     right but slow.
 
     Args:
-        learning_rate: Step of a coordinate whose mean gradient is one standard deviation; or a schedule.
+        learning_rate: Step of a typical coordinate whose mean gradient is one standard deviation; or a schedule.
         b1: How much a step leaves of the old mean.
         b2: How much a step leaves of the old variance.
         eps: Added to D.

@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, device
 
 from lossnav import _checks
 from lossnav.rules.base import Array, State
-from lossnav.rules.family import BeliefFamily, decayed, quotient, relaxation, speed_limit
+from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import (
     Betas,
     Gain,
@@ -35,7 +35,8 @@ class BeliefRule(BeliefFamily):
     r"""The optimal step under a diagonal belief: Adam, AdaBelief, Lion, RMSprop and what lies between.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, decay`` as in `BeliefFamily`.
+        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
+            `BeliefFamily`.
         gain: How the mean m follows the gradients.
         beta2: What a step leaves of the old v.
         second: What v is the average of: ``"plain"`` :math:`g^2`, ``"centred"`` :math:`(g-m)^2`, or
@@ -46,8 +47,10 @@ class BeliefRule(BeliefFamily):
         nesterov: Look ahead: use the mean as it will be after the gradient is seen once more.
         predict: Expect our own move to change the mean gradient, :math:`m^-=m+\kappa v\Delta\theta`.
         exact_decay: Decay by :math:`e^{-j\Delta t}`; False decays by :math:`1-j\Delta t`, as AdamW does.
-        saturation: If above zero, ``kappa`` in z is set by the tensor's own scale, to
-            ``saturation / (peak lr * sqrt(mean(v)))``, so z is about ``saturation`` at the peak.
+        saturation: If above zero, ``kappa`` in z is set by the tensor's own scale: z is ``saturation``
+            for a coordinate of typical v at the largest learning rate so far, and the step is longer
+            by the factor ``1 + saturation``, so that an implicit step of such a coordinate is ``lr``.
+            Typical is the mean of v before the last gradient (with it, at the first).
 
     Examples:
         >>> import numpy as np
@@ -120,7 +123,9 @@ class BeliefRule(BeliefFamily):
         _checks.choice("gain", gain, ["betas", "kalman"])
         kappa = _checks.non_negative("kappa", kappa)
         unit = kappa or 1.0  # eta k = kappa makes dt the learning rate
-        settings.setdefault("finite", kappa > 0 or _present(settings.get("saturation", 0.0)))
+        saturated = _present(settings.get("saturation", 0.0))
+        settings.setdefault("finite", kappa > 0 or saturated)
+        settings.setdefault("implicit", saturated)
         return cls(
             dt=lr, eta=unit, kappa=unit, gamma=2 * unit * gamma, decay=weight_decay, beta2=beta2,
             gain=Betas(beta1) if gain == "betas" else SteadyKalman(beta1), eps=eps, **settings,
@@ -155,19 +160,29 @@ class BeliefRule(BeliefFamily):
             seen = self.gain.leftover * (g - m) if self.second == "centred" else g
             kept["v"] = self.beta2 * state["v"] + (1 - self.beta2) * (seen * seen) + self.eps_state
             v = kept["v"] / one_minus_power(self.beta2, t) if self.diffuse else kept["v"]
+        typical = self._typical(v, state, t)
         m, used, memory = self.gain.observe(
-            g, m, v, t, state, dt=self.dt, ahead=self.nesterov, diffuse=self.diffuse
+            g,
+            m,
+            v,
+            t,
+            state,
+            dt=self.dt,
+            ahead=self.nesterov,
+            diffuse=self.diffuse,
+            typical=typical,
         )
         root = xp.abs(used) if self.second == "instant" else xp.sqrt(v + self.eps_root)
-        kappa: Any = self.kappa
+        lr, kappa = self.lr, self.kappa
         if _present(self.saturation):
-            kept["peak"] = xp.maximum(state["peak"], self.lr * xp.ones_like(state["peak"]))
-            scale = kept["peak"] * xp.sqrt(xp.mean(root * root))
+            lr = lr * (1 + self.saturation)
+            kept["peak"] = xp.maximum(state["peak"], lr * xp.ones_like(state["peak"]))
+            scale = kept["peak"] * xp.sqrt(typical)
             kappa = xp.where(scale > 0, self.saturation / positive_or_one(scale), 0 * scale)
         D = speed_limit(root, self.Gamma, self.eps)
-        move = -self.lr * quotient(used, D)
+        move = -lr * quotient(used, D)
         if self.finite:
-            move = move * relaxation(self.lr * kappa * quotient(root * root, D))
+            move = move * self.share(lr * kappa * quotient(root * root, D))
         if _present(self.decay):
             move = self._decayed(xp, x) + move
         if self.predict:
@@ -175,6 +190,16 @@ class BeliefRule(BeliefFamily):
         if self._remembers:
             kept["m"] = m
         return xp.astype(move, theta.dtype), kept | memory
+
+    def _typical(self, v: Array, state: State, t: Array) -> Array:
+        """The mean of v before the last gradient, so that one pass over the coordinates is enough."""
+        xp = array_namespace(v)
+        if self.second == "instant":
+            return xp.mean(v * v)
+        before = xp.mean(state["v"])
+        if self.diffuse:
+            before = before / one_minus_power(self.beta2, xp.where(t > 1, t - 1, t))
+        return xp.where(t > 1, before, xp.mean(v))
 
     def _decayed(self, xp: Any, x: Array) -> Array:
         rate = self.decay * self.dt
@@ -202,8 +227,9 @@ class BeliefRule(BeliefFamily):
 
     def _length(self) -> str:
         if self.finite and self.saturation:
+            way = "one straight move" if self.implicit else "exact"
             return (
-                f"- step: exact, with kappa such that z = {self.saturation:.6g} for a typical "
+                f"- step: {way}, with kappa such that z = {self.saturation:.6g} for a typical "
                 "coordinate at the largest step so far"
             )
         return super()._length()

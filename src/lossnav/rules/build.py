@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,8 @@ def learning_rule(
     curvature: Any = "exact",
     metric: Any = None,
     negative: str | float = "lift",
+    plan: Literal["path", "straight"] = "path",
+    look_ahead: bool = False,
 ) -> Rule:
     r"""The learning rule that is optimal under an Objective, when the learner looks again after ``dt``.
 
@@ -46,6 +48,11 @@ def learning_rule(
             array, a tuple of Kronecker factors, or a `lossnav.rules.network.GaussNewton`.
         metric: A metric that an Objective cannot hold, in the same forms, in place of its own.
         negative: What stands in for curvature without a best path: see `LocalRule`.
+        plan: For a belief, how the next ``dt`` is gone: along the optimal ``"path"``, or by one
+            ``"straight"`` move and the optimal path from where it ends.
+        look_ahead: For a belief, take the mean gradient as it will be where the step lands (Nesterov). With
+            this, ``plan="straight"`` and a kappa by the size of gradients, the rule is
+            `lossnav.optim.torch.Navigator`.
 
     Returns:
         A Rule: ``state = rule.init(theta)``, then ``step, state = rule.update(grad, state, theta)``.
@@ -80,7 +87,13 @@ def learning_rule(
                 "An adaptive objective already says what curvature and metric are believed: leave "
                 "curvature and metric out."
             )
-        return _believing(objective, belief, dt)
+        _checks.choice("plan", plan, ["path", "straight"])
+        return _believing(objective, belief, dt, implicit=plan == "straight", nesterov=look_ahead)
+    if plan != "path" or look_ahead:
+        raise ValueError(
+            "plan and look_ahead are choices of a learner who averages gradients: make the objective "
+            "with lossnav.belief.adaptive, or leave them out."
+        )
     if belief is not None:
         raise ValueError(
             "There is no learning rule for weight_uncertainty objectives yet: solve the objective, or "
@@ -151,7 +164,9 @@ def _rates(drift: Decay) -> Any:
     return tuple(drift.j.tolist()) if drift.j.ndim else float(drift.j)
 
 
-def _believing(objective: Objective, belief: Adaptive, dt: float) -> Rule:
+def _believing(
+    objective: Objective, belief: Adaptive, dt: float, *, implicit: bool, nesterov: bool
+) -> Rule:
     r"""The slow-belief limit: :math:`\dot m=-\alpha_1m+q_1(g-m)` with :math:`q_1=\xi_1^2/(\gamma\sigma_1^2)`.
 
     So :math:`1-\beta_1=(\alpha_1+q_1)\Delta t`, and m settles at a share :math:`q_1/(\alpha_1+q_1)` of the
@@ -185,5 +200,5 @@ def _believing(objective: Objective, belief: Adaptive, dt: float) -> Rule:
     return BeliefRule(
         dt=dt, eta=objective.eta * shares[0], k=objective.k, gamma=objective.gamma,
         kappa=belief.kappa * shares[1] / shares[0], gain=Betas(1 - losses[0]), beta2=1 - losses[1],
-        second="centred",
+        second="centred", implicit=implicit, nesterov=nesterov,
     )  # fmt: skip

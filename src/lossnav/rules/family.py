@@ -7,6 +7,12 @@ A learner who believes that the gradient is m and the curvature :math:`h=\kappa 
 
 with :math:`\ell=\sqrt{\eta k/\kappa}\,\Delta t` and :math:`\Gamma=\gamma/(2\sqrt{\eta k\kappa})`. The same
 holds for each coordinate, for each singular value of a matrix, or in any basis where v is diagonal.
+
+That is the optimal path, followed for a time :math:`\Delta t`. A learner who can only move straight, and who
+weighs the cost of the move against the best cost from where it ends, has
+:math:`\min_\Delta\,\Delta^2/(2\eta\Delta t)+\tfrac{\rho}{2\eta}(x+\Delta)^2` with :math:`\rho=z/\Delta t`, so
+:math:`\phi(z)=1/(1+z)`: the implicit step. The two agree to first order in z, and the second needs no
+exponential: it divides m by :math:`D+\ell\kappa v`.
 """
 
 from __future__ import annotations
@@ -74,7 +80,8 @@ class BeliefFamily(Rule):
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
         kappa: Curvature for each unit of gradient variance, positive.
-        finite: Take the exact step over ``dt``; False takes its limit for a short ``dt``.
+        finite: Take the step over ``dt`` as it is; False takes its limit for a short ``dt``.
+        implicit: Of a finite step, take the one that is straight; False follows the path exactly.
         decay: j of the drift :math:`f=-j\theta`, zero or more, applied as a split step.
         name: What people call the rule.
         notes: What more should be said of it.
@@ -85,6 +92,7 @@ class BeliefFamily(Rule):
     gamma: float = 0.0
     kappa: float = 1.0
     finite: bool = True
+    implicit: bool = False
     decay: float = 0.0
     name: str = ""
     notes: str = ""
@@ -106,6 +114,12 @@ class BeliefFamily(Rule):
         """The discount in units of a gradient."""
         return self.gamma / (2 * math.sqrt(self.eta * self.k * self.kappa))
 
+    def share(self, z: Array) -> Array:
+        r"""How much of the step of a short ``dt`` is taken, :math:`\phi(z)`."""
+        if not self.finite:
+            return array_namespace(z).ones_like(z)
+        return 1 / (1 + z) if self.implicit else relaxation(z)
+
     @property
     def assumptions(self) -> str:
         """What a learner must assume for this rule to be optimal, in words."""
@@ -126,7 +140,8 @@ class BeliefFamily(Rule):
 
     def _length(self) -> str:
         if self.finite:
-            return f"- step: exact over dt = {self.dt:.6g}; it never passes the believed minimum"
+            way = "one straight move" if self.implicit else "exact"
+            return f"- step: {way} over dt = {self.dt:.6g}; it never passes the believed minimum"
         return "- step: so short that curvature does not bend it (the limit dt -> 0)"
 
     def _surroundings(self) -> list[str]:

@@ -46,9 +46,12 @@ class Gain(abc.ABC):
     @abc.abstractmethod
     def observe(
         self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool,
+        diffuse: bool, typical: Array,
     ) -> tuple[Array, Array, State]:  # fmt: skip
-        """See ``g``, the gradient number ``t``: the mean to store, the estimate to use, the memory."""
+        """See ``g``, the gradient number ``t``: the mean to store, the estimate to use, the memory.
+
+        ``v`` is the variance of each coordinate, ``typical`` that of a typical one of the tensor.
+        """
 
     @property
     @abc.abstractmethod
@@ -91,7 +94,7 @@ class Betas(Gain):
 
     def observe(
         self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool,
+        diffuse: bool, typical: Array,
     ) -> tuple[Array, Array, State]:  # fmt: skip
         new = lerp(m, g, 1 - self.beta1)
         if self.used is not None:
@@ -118,7 +121,7 @@ class SteadyKalman(Gain):
 
     For a mean that wanders by variance q in a step, the steady gain solves
     :math:`K^2/(1-K)=q/R`, so :math:`K = 2/(1+\sqrt{1+4R/q})`: noisy coordinates average longer. Here
-    R is the coordinate's v and q is such that a coordinate of the tensor's mean noise has the gain
+    R is the coordinate's v and q is such that a coordinate of the tensor's typical noise has the gain
     :math:`1-\beta_1`. A diffuse start averages the first gradients alike, :math:`K\ge 1/t`.
 
     Args:
@@ -126,7 +129,7 @@ class SteadyKalman(Gain):
 
     Examples:
         >>> import numpy as np
-        >>> SteadyKalman(0.9).gain(np.array([0.2, 1.0, 1.8]), np.asarray(1000.0)).round(4)
+        >>> SteadyKalman(0.9).gain(np.array([0.2, 1.0, 1.8]), np.asarray(1000.0), 1.0).round(4)
         array([0.2096, 0.1   , 0.0755])
     """
 
@@ -142,19 +145,19 @@ class SteadyKalman(Gain):
     def leftover(self) -> float:
         return self.beta1
 
-    def gain(self, v: Array, t: Array) -> Array:
-        """The gain of each coordinate at step ``t``, for the variances ``v`` of a tensor."""
+    def gain(self, v: Array, t: Array, typical: Any) -> Array:
+        """The gain of each coordinate at step ``t``, for variances ``v`` of which one is typical."""
         xp = array_namespace(v)
-        relative = v / positive_or_one(xp.mean(v))
-        typical = self.beta1 / (1 - self.beta1) ** 2  # R/q of a coordinate of mean noise
-        steady = 2 / (1 + xp.sqrt(1 + 4 * typical * relative))
+        relative = v / positive_or_one(typical * xp.ones_like(v))
+        ratio = self.beta1 / (1 - self.beta1) ** 2  # R/q of a typical coordinate
+        steady = 2 / (1 + xp.sqrt(1 + 4 * ratio * relative))
         return xp.maximum(steady, 1 / t * xp.ones_like(v))
 
     def observe(
         self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool,
+        diffuse: bool, typical: Array,
     ) -> tuple[Array, Array, State]:  # fmt: skip
-        K = self.gain(v, t)
+        K = self.gain(v, t, typical)
         new = m + K * (g - m)
         return new, new + K * (g - new) if ahead else new, {}
 
@@ -216,7 +219,7 @@ class Kalman(Gain):
 
     def observe(
         self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool,
+        diffuse: bool, typical: Array,
     ) -> tuple[Array, Array, State]:  # fmt: skip
         xp = array_namespace(g)
         one = xp.ones_like(g)

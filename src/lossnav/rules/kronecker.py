@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, device, is_jax_namespace
 
 from lossnav import _checks
 from lossnav.rules.base import Array, State
-from lossnav.rules.family import BeliefFamily, decayed, quotient, relaxation, speed_limit
+from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype, one_minus_power
 
 
@@ -30,7 +30,7 @@ class KroneckerRule(BeliefFamily):
     factorisation. The first gradient sets up the basis and moves nothing.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, decay`` as in `BeliefFamily`.
+        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in `BeliefFamily`.
             The weights decay after the step.
         beta1: What a step leaves of the old mean.
         beta2: What a step leaves of the old variance, in the basis.
@@ -122,7 +122,7 @@ class KroneckerRule(BeliefFamily):
         mean = self._rotate(m, state) / one_minus_power(self.beta1, t)
         move = -self.lr * quotient(mean, D)
         if self.finite:
-            move = move * relaxation(self.lr * self.kappa * quotient(root * root, D))
+            move = move * self.share(self.lr * self.kappa * quotient(root * root, D))
         move = self._rotate(move, state, back=True)
         if self.decay:
             move = move + decayed(x + move, self.decay * self.dt)

@@ -15,7 +15,7 @@ from array_api_compat import array_namespace
 
 from lossnav import _checks
 from lossnav.rules.base import Array, State
-from lossnav.rules.family import BeliefFamily, decayed, quotient, relaxation, speed_limit
+from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -75,7 +75,7 @@ class PolarRule(BeliefFamily):
     r"""The optimal step under :math:`V=MM^T`: the singular values of the mean gradient, levelled.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, decay`` as in `BeliefFamily`.
+        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in `BeliefFamily`.
         beta1: What a step leaves of the old mean, which starts from zero.
         nesterov: Look ahead: use ``beta1 * m + (1 - beta1) * g``.
         method: ``"svd"`` for the exact factor; ``"newton-schulz"`` for Muon's polynomial, without
@@ -140,7 +140,7 @@ class PolarRule(BeliefFamily):
             D = speed_limit(s, self.Gamma)
             length = quotient(s, D)
             if self.finite:
-                length = length * relaxation(lr * self.kappa * quotient(s * s, D))
+                length = length * self.share(lr * self.kappa * quotient(s * s, D))
             level = (U * length) @ Vt
         else:
             level = newton_schulz(
