@@ -179,7 +179,9 @@ def test_masked_leaves_stay():
     whole, _ = run(navigator(0.01, weight_decay=0.1), grads=GRADS[:1])
     assert gap(params["w"] + updates["w"], whole["w"]) < 1e-6
     assert gap(updates["b"], np.float32(GRADS[0]["b"])) == 0
-    assert len(jax.tree.leaves(state.inner_state.memory)) == 4  # m and v of two leaves
+    assert (
+        len(jax.tree.leaves(state.inner_state.memory)) == 5
+    )  # m and v of two leaves, and the peak
 
 
 def test_multi_transform_and_chain():
@@ -211,14 +213,14 @@ def test_state_is_mapped_as_parameters():
         optimizer, lambda _, mark: mark, state, jax.tree.map(lambda a: a.shape, params),
         transform_non_params=lambda _: None, is_leaf=lambda x: isinstance(x, tuple),
     )  # fmt: skip
-    assert marks.memory == {"m": SHAPES, "v": SHAPES}
+    assert marks.memory == {"m": SHAPES, "v": SHAPES, "peak": None}
     assert marks.count is None
-    assert optimizer.init({}).memory == {"m": {}, "v": {}}
+    assert optimizer.init({}).memory == {"m": {}, "v": {}, "peak": 0}
 
 
 def test_leaves_without_a_gradient():
     """None in place of a leaf, as in trees that were filtered; and a tuple at the top."""
-    optimizer = navigator(0.01)
+    optimizer = navigator(0.01, nesterov=False)
     params = (jnp.ones(2), None, jnp.ones(3))
     state = optimizer.init(params)
     updates, state = optimizer.update((jnp.ones(2), None, None), state, params)

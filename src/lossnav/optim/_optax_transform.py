@@ -23,6 +23,8 @@ Tree = Any
 """A pytree of arrays."""
 LearningRate = Any
 """A number, an array of one number, or a schedule: a function from the count of steps to either."""
+PEAK = "peak"
+"""The largest learning rate so far: one number for all leaves."""
 NONFINITE = ("skip", "raise", "ignore")
 
 
@@ -75,7 +77,9 @@ def transform(
             example = jax.ShapeDtypeStruct((1, 1), jnp.float32)
             begun = [jax.eval_shape(lambda x: _begun(assign([x])[0], x), example)]
         zero = jnp.zeros((), jnp.int32)
-        return RuleState(zero, zero, _by_name(begun, tree))
+        peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
+        one = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
+        return RuleState(zero, zero, _by_name(begun, tree) | one)
 
     def update(updates: Tree, state: RuleState, params: Tree = None) -> tuple[Tree, RuleState]:
         grads, tree = _flat(updates)
@@ -91,6 +95,8 @@ def transform(
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         moves: list[Array | None] = []
         kept: list[State | None] = []
+        one = {name: value for name, value in state.memory.items() if name == PEAK}
+        highest = dict(one)
         for rule, grad, old, theta in zip(assign(thetas), grads, held, thetas, strict=True):
             if grad is None:
                 moves.append(None)
@@ -99,16 +105,19 @@ def transform(
             x, g = _wide(theta), _wide(grad).astype(_wide(theta).dtype)
             g = g if ok is None else jnp.where(ok, g, 0)
             now = rule if rate is None else replace(rule, dt=_like(rate, x))
-            move, new = now.update(g, _with_count(rule, old, state.count), x)
+            here = {name: value.astype(x.dtype) for name, value in one.items()}
+            move, new = now.update(g, _with_count(rule, old | here, state.count), x)
             if decays:  # rounded as if the parameters themselves went through decay and move
                 move = ((x + decayed(x, now.dt * _like(weight_decay, x))) + move) - x
             moves.append(_narrow(_chosen(ok, move, jnp.zeros_like(move)), theta))
             kept.append({name: _chosen(ok, new[name], value) for name, value in old.items()})
+            if one:
+                highest[PEAK] = jnp.maximum(highest[PEAK], _chosen(ok, new[PEAK], one[PEAK]))
         count, skipped = optax.safe_increment(state.count), state.skipped
         if ok is not None:
             count = jnp.where(ok, count, state.count)
             skipped = jnp.where(ok, skipped, optax.safe_increment(skipped))
-        return tree.unflatten(moves), RuleState(count, skipped, _by_name(kept, tree))
+        return tree.unflatten(moves), RuleState(count, skipped, _by_name(kept, tree) | highest)
 
     return optax.GradientTransformation(init, update)
 
@@ -174,14 +183,14 @@ def _with_count(rule: Rule, memory: State, count: Array) -> State:
 
 def _by_name(memories: list[State | None], tree: Any) -> dict[str, Tree]:
     """The memories of all leaves as one tree for each name."""
-    names = dict.fromkeys(name for memory in memories for name in memory or {})
+    names = dict.fromkeys(name for memory in memories for name in memory or {} if name != PEAK)
     each = memories if tree.num_leaves else []
     return {name: tree.unflatten([(memory or {}).get(name) for memory in each]) for name in names}
 
 
 def _by_leaf(memory: dict[str, Tree], tree: Any) -> list[State]:
     """The other way round: one memory for each leaf."""
-    columns = {name: tree.flatten_up_to(column) for name, column in memory.items()}
+    columns = {name: tree.flatten_up_to(column) for name, column in memory.items() if name != PEAK}
     return [
         {name: column[i] for name, column in columns.items() if column[i] is not None}
         for i in range(tree.num_leaves)

@@ -166,7 +166,7 @@ def advance(
     D = D + n.eps
     if form.saturated:
         D = D + (n.bend / torch.sqrt(scale)) * level
-    step = torch.where(D > 0, used / _or_one(D), 0.0) if form.guarded else used / D
+    step = torch.where(D > 0, used / torch.where(D > 0, D, 1.0), 0.0) if form.guarded else used / D
     wide = x.to(v.dtype)
     return wide * n.shrink - step, m, v
 
@@ -234,5 +234,5 @@ def advance_lists(
 
 
 def _or_one(x: Any) -> Any:
-    """``x``, with one where it is zero: a divisor for what is zero there too."""
-    return torch.where(x > 0, x, 1.0)
+    """``x``, with one where it is zero or has overflowed: a divisor for what is zero there too."""
+    return torch.where((x > 0) & (x < math.inf), x, 1.0)

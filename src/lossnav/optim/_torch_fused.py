@@ -108,7 +108,7 @@ class Plan:
             old = self._summed()
         sums = before * old if new is None else np.where(before > 0, before * old, level * new)
         scale = sums / np.maximum(self.table[:, 4], 1)
-        scale[~(scale > 0)] = 1.0
+        scale[~((scale > 0) & (scale < np.inf))] = 1.0
         self.numbers[:, 8] /= scale
         self.numbers[:, 14] /= np.sqrt(scale)
 

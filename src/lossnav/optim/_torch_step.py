@@ -176,7 +176,7 @@ def _shards(form: Form, group: Group, batch: Batch) -> tuple[Batch, list[Tensor]
         sums[chosen] = totals([memory[-1][i] for i in chosen], sums[chosen])
     counts = [max(v.numel() * (2 if v.is_complex() else 1), 1) for v in memory[-1]]
     means = sums / torch.tensor(counts, device=sums.device)
-    typicals = torch.where(means > 0, means, 1.0).unbind()
+    typicals = torch.where((means > 0) & means.isfinite(), means, 1.0).unbind()
     known = [t.to(v.dtype) for t, v in zip(typicals, real[-1], strict=True)]
     return (batch[0], here[0], here[1], here[2:]), known
 

@@ -200,7 +200,7 @@ def kronecker_navigator(
         >>> for _ in range(200):
         ...     params, state = step(params, state)
         >>> bool(loss(params) < 0.1), sorted(state.memory)
-        (True, ['C0', 'C1', 'Q0', 'Q1', 'm', 'step', 'v'])
+        (True, ['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'])
     """
     for name, value in (("refresh", refresh), ("max_dim", max_dim)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -195,11 +195,11 @@ class BeliefRule(BeliefFamily):
         """The mean of v before the last gradient, so that one pass over the coordinates is enough."""
         xp = array_namespace(v)
         if self.second == "instant":
-            return xp.mean(v * v)
+            return _usable(xp.mean(v * v))
         before = xp.mean(state["v"])
         if self.diffuse:
             before = before / one_minus_power(self.beta2, xp.where(t > 1, t - 1, t))
-        return xp.where(t > 1, before, xp.mean(v))
+        return _usable(xp.where(t > 1, before, xp.mean(v)))
 
     def _decayed(self, xp: Any, x: Array) -> Array:
         rate = self.decay * self.dt
@@ -249,3 +249,9 @@ class BeliefRule(BeliefFamily):
 def _present(value: Any) -> bool:
     """Whether a setting has an effect, or may have one."""
     return not known(value) or value != 0
+
+
+def _usable(scale: Array) -> Array:
+    """A scale to divide by: one where all is zero, or where it has overflowed."""
+    xp = array_namespace(scale)
+    return xp.where((scale > 0) & xp.isfinite(scale), scale, xp.ones_like(scale))
