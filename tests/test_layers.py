@@ -43,6 +43,7 @@ ORDER = [
     "reproduction",
     "_cli_text",
     "_cli_rank",
+    "_cli_infer",
     "_cli_study",
     "cli",
     "__main__",

@@ -1,7 +1,8 @@
 """Learning rules derived, not assumed: the optimal way through a partly observed loss landscape.
 
 State what you believe about the loss (`Objective`), and get the equations of the optimal path
-(`derive`), the path itself (`solve`) and the learning rule.
+(`derive`), the path itself (`solve`) and the learning rule (`learning_rule`); or hand over an optimizer
+and learn what it assumes (`infer`).
 
 This is an independent implementation of Vastola, Gershman and Rajan, "Gradient Descent as Loss
 Landscape Navigation: a Normative Framework for Deriving Learning Rules" (NeurIPS 2025).
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from lossnav.geometry import LinearDrift as LinearDrift
     from lossnav.geometry import Metric as Metric
     from lossnav.geometry import Rotation as Rotation
+    from lossnav.inference import Assumptions as Assumptions
+    from lossnav.inference import infer as infer
     from lossnav.landscapes import DoubleWell as DoubleWell
     from lossnav.landscapes import Expression as Expression
     from lossnav.landscapes import Function as Function
@@ -66,6 +69,7 @@ _HOME = {
     "geometry": [
         "ConstantMetric", "Decay", "Drift", "FisherGaussian", "LinearDrift", "Metric", "Rotation",
     ],
+    "inference": ["Assumptions", "infer"],
     "landscapes": [
         "DoubleWell", "Expression", "Function", "Himmelblau", "Loss", "MuellerBrown", "Quadratic",
         "Rosenbrock",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from lossnav import __version__, _cli_study
+from lossnav import __version__, _cli_infer, _cli_study
 
 if TYPE_CHECKING:
     from lossnav.derivation import EulerLagrange
@@ -285,6 +285,7 @@ def rank(
         typer.echo("\n".join([f"{title}\n", str(ranking), *([notes] if notes else [])]))
 
 
+app.command()(_guarded(_cli_infer.infer))
 app.command()(_guarded(_cli_study.study))
 
 

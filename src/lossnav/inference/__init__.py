@@ -1,0 +1,29 @@
+"""What an optimizer assumes: `infer` from chosen gradients, `infer_log` from a recorded run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lossnav.inference.assumptions import Assumptions, Estimate
+
+if TYPE_CHECKING:
+    from lossnav.inference.calibration import calibrate as calibrate
+    from lossnav.inference.identification import infer as infer
+    from lossnav.inference.log import infer_log as infer_log
+    from lossnav.inference.recorder import record as record
+
+_LATER = {
+    "calibrate": "calibration",
+    "infer": "identification",
+    "infer_log": "log",
+    "record": "recorder",
+}
+__all__ = ["Assumptions", "Estimate", *_LATER]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        module = importlib.import_module(f"lossnav.inference.{_LATER[name]}")
+        return getattr(module, name)
+    raise AttributeError(f"module 'lossnav.inference' has no attribute {name!r}")

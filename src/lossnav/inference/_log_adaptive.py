@@ -1,0 +1,273 @@
+r"""Rules of the diagonal family along a recorded run: found by non-linear least squares.
+
+.. math:: \Delta_t=-\mathrm{lr}\left(\frac{u_t}{D_t}+j\theta_t\right),\qquad D=\Gamma+\sqrt{\Gamma^2+v_t}+\epsilon,
+
+with means m and v of what the record says the optimizer saw. Both start at zero, so the record must begin
+with the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.signal import lfilter
+
+from lossnav._checks import FloatArray
+from lossnav.inference._log_linear import ROUNDING
+from lossnav.inference._log_pieces import Piece
+from lossnav.inference.assumptions import Estimate
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which member: what is not a number.
+
+    Attributes:
+        mean_corrected, variance_corrected: Whether m and v are corrected for a start at zero.
+        coupled: Whether decay is a term of the loss.
+        centred: Whether v is of g - m. look_ahead: whether the gradient counts once more.
+        discounted: Whether the discount is free, or zero.
+    """
+
+    mean_corrected: bool = True
+    variance_corrected: bool = True
+    coupled: bool = False
+    centred: bool = False
+    look_ahead: bool = False
+    discounted: bool = False
+
+
+FORMS = (
+    Form(),
+    Form(coupled=True),
+    Form(mean_corrected=False, variance_corrected=False),
+    Form(discounted=True),
+    Form(look_ahead=True),
+    Form(centred=True),
+    Form(look_ahead=True, discounted=True),
+    Form(centred=True, discounted=True),
+    Form(centred=True, look_ahead=True),
+    Form(mean_corrected=False, variance_corrected=False, coupled=True),
+    Form(centred=True, look_ahead=True, discounted=True),
+)
+"""In the order in which they are tried, from the usual to the rare."""
+NAMES = ("factor", "beta1", "beta2", "eps", "weight_decay", "gamma")
+SINGLE = 1.2e-7
+"""Constants are rounded to single precision before they are used."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A member with its numbers.
+
+    Attributes:
+        form: Which.
+        factor: The rate, for each unit of what the group called ``lr``.
+        beta1, beta2, eps, weight_decay, gamma: As optimizers call them.
+        misfit: Root mean square residual, in units of rounding.
+        residual: The same in units of the updates.
+    """
+
+    form: Form
+    factor: Estimate
+    beta1: Estimate
+    beta2: Estimate
+    eps: Estimate
+    weight_decay: Estimate
+    gamma: Estimate
+    misfit: float
+    residual: float
+
+
+def predicted(
+    piece: Piece, form: Form, p: FloatArray, start: tuple[FloatArray, FloatArray] | None = None,
+    age: float = 0.0,
+) -> FloatArray:  # fmt: skip
+    """The updates of a member after ``age`` steps, with m and v from ``start``, or zero.
+
+    ``p`` is its rate, the logs of both memories, eps, decay and discount.
+    """
+    factor, beta1, beta2 = p[0], -math.expm1(-p[1]), -math.expm1(-p[2])
+    eps, decay, gamma = p[3], p[4], p[5]
+    nothing = np.zeros(piece.grad.shape[1])
+    m0, v0 = (nothing, nothing) if start is None else start
+    t = (age + 1 + np.arange(len(piece.lr)))[:, None]
+    g = piece.grad + decay * piece.theta if form.coupled else piece.grad
+    m = _average(g, beta1, m0)
+    seen = g
+    if form.centred:
+        seen = beta1 * (g - np.concatenate([m0[None], m[:-1]]))
+    v = _average(seen * seen, beta2, v0)
+    now = 1 - beta1**t if form.mean_corrected else 1.0
+    level = 1 - beta2**t if form.variance_corrected else 1.0
+    used = m / now
+    if form.look_ahead:
+        later = 1 - beta1 ** (t + 1) if form.mean_corrected else 1.0
+        used = beta1 * m / later + (1 - beta1) * g / now
+    D = gamma + np.sqrt(np.maximum(v / level, 0.0) + gamma * gamma) + eps
+    step = used / np.where(D > 0, D, np.inf)
+    if not form.coupled:
+        step = step + decay * piece.theta
+    result: FloatArray = -factor * piece.lr[:, None] * step
+    return result
+
+
+def _average(x: FloatArray, beta: float, start: FloatArray) -> FloatArray:
+    """``beta * last + (1 - beta) * x``, step after step."""
+    result: FloatArray
+    result, _ = lfilter([1 - beta], [1.0, -beta], x, axis=0, zi=(beta * start)[None])
+    return result
+
+
+def fit_adaptive(some: Sequence[Piece], forms: Sequence[Form] = FORMS) -> Fitted | None:
+    """The first form that explains the updates but for rounding, or else the best one.
+
+    Only pieces that begin with the optimizer are used; without one, see `lossnav.inference._log_late`. Forms are told apart on a few coordinates, where one fit takes a fraction of a second; the numbers
+    come from all.
+    """
+    used = [p for p in some if p.fresh]
+    if not used or sum(p.update.size for p in used) < 12:
+        return None
+    few = [p.some(20, 40) for p in used[:2]]
+    best: tuple[float, Form, FloatArray] | None = None
+    for form in forms:
+        found = _search(few, form, _STARTS)
+        if found is not None and (best is None or found[0] < 0.8 * best[0]):
+            best = (found[0], form, found[1])
+        if best is not None and best[0] < ROUNDING:
+            break
+    return None if best is None else _refined(used, best[1], best[2])
+
+
+_STARTS = ((2.3, 4.6), (0.1, 3.0))
+_UNITS = ("rate", "1", "1", "gradient", "1", "gradient")
+
+
+class _Problem:
+    """Least squares over the free numbers, each in units in which it is of order one."""
+
+    def __init__(self, used: Sequence[Piece], form: Form) -> None:
+        self.used, self.form = used, form
+        grads = np.concatenate([p.grad.ravel() for p in used])
+        rates = np.concatenate([(p.update / p.rate).ravel() for p in used])
+        gradient, rate = math.sqrt(float(np.mean(grads**2))), float(np.mean(np.abs(rates)))
+        self.idle = gradient == 0 or rate == 0
+        sizes = {"gradient": gradient, "rate": rate, "1": 1.0}
+        self.free = [0, 1, 2, 3, 4] + ([5] if form.discounted else [])
+        self.unit = np.array([sizes[name] for name in _UNITS])
+        self.low = np.array([0.0, 0.0, 1e-6, 0.0, -np.inf, 0.0])[self.free]
+        self.high = np.array([np.inf, 14.0, 14.0, np.inf, np.inf, np.inf])[self.free]
+
+    def numbers(self, x: FloatArray) -> FloatArray:
+        p = np.zeros(6)
+        p[self.free] = x
+        result: FloatArray = p * self.unit
+        return result
+
+    def residuals(self, x: FloatArray) -> FloatArray:
+        p = self.numbers(x)
+        parts = []
+        for piece in self.used:
+            gap = predicted(piece, self.form, p) - piece.update
+            parts.append((gap / piece.error).ravel())
+        return np.nan_to_num(np.concatenate(parts), nan=1e12, posinf=1e12, neginf=-1e12)
+
+    def solved(self, x0: FloatArray, trials: int) -> Any:
+        return least_squares(
+            self.residuals, np.clip(x0, self.low, self.high), bounds=(self.low, self.high),
+            x_scale="jac", max_nfev=trials, ftol=1e-12, xtol=1e-12, gtol=1e-12,
+        )  # fmt: skip
+
+
+def _search(
+    used: Sequence[Piece], form: Form, starts: Sequence[tuple[float, float]]
+) -> tuple[float, FloatArray] | None:
+    """The misfit and the numbers of the best start."""
+    problem = _Problem(used, form)
+    if problem.idle:
+        return None
+    best: tuple[float, FloatArray] | None = None
+    for first, second in starts:
+        x0 = np.array([2.0, first, second, 1e-6, 0.0, 0.1])[problem.free]
+        found = problem.solved(x0, 25)
+        misfit = math.sqrt(2 * found.cost / len(found.fun))
+        if best is None or misfit < best[0]:
+            best = misfit, problem.numbers(found.x)
+        if misfit < ROUNDING:
+            break
+    return best
+
+
+def _refined(used: Sequence[Piece], form: Form, p: FloatArray) -> Fitted:
+    """All pieces, from a good start, with intervals."""
+    problem = _Problem(used, form)
+    best = problem.solved((p / problem.unit)[problem.free], 40)
+    p = problem.numbers(best.x)
+    J, left = best.jac, best.fun
+    misfit = float(np.sqrt(np.mean(left**2)))
+    rounding = np.concatenate([q.error.ravel() for q in used])
+    moved = np.concatenate([q.update.ravel() for q in used])
+    size = np.sqrt((J * J).sum(axis=0))
+    size = np.where(size > 0, size, 1.0)
+    spread = np.linalg.pinv((J / size).T @ (J / size), rcond=1e-14) * max(1.0, misfit**2)
+    errors = np.zeros(6)
+    units = problem.unit[problem.free]
+    errors[problem.free] = np.sqrt(np.maximum(np.diag(spread), 0.0)) / size * units
+    half = 1.96 * errors + SINGLE * np.abs(p)
+    if (
+        not form.variance_corrected
+    ):  # v, and with it the step, is in proportion to the rounded 1 - beta2
+        half[0] += 0.5 * SINGLE * math.exp(p[2]) * p[0]
+    # What decay leaves of a weight, 1 - lr * weight_decay, is rounded before it is used.
+    rate = p[0] * min(q.rate for q in used)
+    half[4] += 0.0 if form.coupled else SINGLE / max(rate, 1e-300)
+
+    def number(i: int) -> Estimate:
+        low, high = p[i] - half[i], p[i] + half[i]
+        if i in (3, 5):
+            low = max(0.0, low)
+            if i == 3 and low == 0:
+                high = max(high, _upper(problem, best.x))
+        return Estimate(float(p[i]), float(low), float(high))
+
+    def beta(i: int) -> Estimate:
+        ends = (p[i], max(0.0, p[i] - 1.96 * errors[i]), p[i] + 1.96 * errors[i])
+        value, low, high = (-math.expm1(-end) for end in ends)
+        return Estimate(value, max(0.0, low - SINGLE), min(1.0, high + SINGLE))
+
+    residual = float(np.linalg.norm(left * rounding) / np.linalg.norm(moved))
+    return Fitted(
+        form, number(0), beta(1), beta(2), number(3), number(4), number(5), misfit, residual
+    )
+
+
+def _upper(problem: _Problem, x: FloatArray) -> float:
+    """The eps at which the fit becomes worse: below it, it cannot be told from none."""
+    at = problem.free.index(3)
+    left = problem.residuals(x)
+    base = float(left @ left)
+    room = 3.84 * max(1.0, base / len(left))
+    low, high = 1e-12, 1.0
+    for _ in range(24):
+        middle = math.sqrt(low * high)
+        trial = x.copy()
+        trial[at] = x[at] + middle
+        r = problem.residuals(trial)
+        low, high = (low, middle) if float(r @ r) - base > room else (middle, high)
+    return float((x[at] + high) * problem.unit[3])
+
+
+def held_out(fitted: Fitted, some: Sequence[Piece]) -> float:
+    """The distance of the member's updates from those of other coordinates, in units of these."""
+    p = np.array([getattr(fitted, name).value for name in NAMES])
+    p[1], p[2] = (-math.log1p(-min(x, 1 - 1e-9)) for x in p[1:3])
+    gaps, moved = [], []
+    for piece in [q for q in some if q.fresh]:
+        gaps.append((predicted(piece, fitted.form, p) - piece.update).ravel())
+        moved.append(piece.update.ravel())
+    return float(np.linalg.norm(np.concatenate(gaps)) / np.linalg.norm(np.concatenate(moved)))

@@ -1,0 +1,121 @@
+"""What a rule does that the family does not, named where it can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lossnav._checks import FloatArray
+from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.diagonal import EARLY
+from lossnav.inference.fitting import distance
+from lossnav.inference.model import Model
+from lossnav.inference.recall import signs
+
+TOLERANCE = 1e-3
+"""A member's steps are explained to this share of their size, and better."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The length of steps in units of what the model expects, as the optimizer grows older."""
+
+    ages: tuple[int, ...]
+    ratios: tuple[float, ...]
+
+
+def pace(box: BlackBox, rng: np.random.Generator, size: float, model: Model) -> Pace:
+    """Feed random signs of one size for long, and compare the length of steps with the model's."""
+    ages = (0, 4, 10, 30, 100, 300, 600)
+    g = size * signs(rng, ages[-1], 1, *box.shape)
+    moves, expected = box.run(g), model.steps(g)
+    ratios = []
+    for first, last in pairwise(ages):
+        d, e = moves[first:last], expected[first:last]
+        ratios.append(float((d * e).sum() / max((e * e).sum(), 1e-300)))
+    return Pace(ages[1:], tuple(ratios))
+
+
+def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterator[str]:
+    """Warm-up, or another schedule inside the optimizer.
+
+    Args:
+        known: Whether the model explains the steps at all; if not, only what is plain is said.
+    """
+    late = found.ratios[-1]
+    if not late > 0:
+        return
+    relative = [r / late for r in found.ratios]
+    ages = found.ages
+    story = ", ".join(f"{r:.3g} by step {age}" for r, age in zip(relative, ages, strict=True))
+    if not known:
+        if max(abs(r - 1) for r in relative[3:]) > 0.2:
+            yield f"The length of its steps changes with their count ({story})."
+        return
+    if relative[0] < 1 - tolerance and all(a <= b + tolerance for a, b in pairwise(relative)):
+        yield f"It warms up: the first steps are shorter than the rest ({story})."
+    elif max(abs(r - 1) for r in relative[2:]) > tolerance:
+        yield f"The length of its steps changes with their count ({story})."
+    elif max(abs(r - 1) for r in relative[:2]) > 0.05:
+        yield f"Its first steps have a length of their own ({story})."
+
+
+def of_examination(
+    steps: FloatArray, expected: FloatArray, grads: FloatArray, slack: float
+) -> Iterator[str]:
+    """What a model misses on rough gradients: a limit on steps, or something that has no name here."""
+    apart = distance(steps[EARLY:], expected[EARLY:])
+    if apart < max(TOLERANCE, 3 * slack):
+        return
+    limit = _limit(steps[EARLY:], expected[EARLY:])
+    if limit is not None:
+        yield f"It clips: no coordinate moves by more than {limit:.4g} in a step."
+        return
+    whole = _whole_limit(steps[EARLY:], expected[EARLY:])
+    if whole is not None:
+        yield f"It clips: steps of a tensor that would be longer than {whole:.4g} are shortened to it."
+        return
+    yield (
+        f"{100 * min(apart, 1.0):.2g} % of its steps (root mean square, on gradients with spikes and silence) "
+        "is explained by no setting of the family."
+    )
+
+
+def ceiling(steps: FloatArray) -> float | None:
+    """The greatest size of a coordinate's step, if it is the size of many: what clipping leaves.
+
+    Examples:
+        >>> x = np.random.default_rng(0).standard_normal((50, 1, 9))
+        >>> ceiling(x), ceiling(np.clip(x, -1, 1))
+        (None, 1.0)
+    """
+    size = np.abs(steps)
+    top = float(size.max())
+    share = float((size > top * (1 - 1e-9)).mean())
+    return top if 0.002 < share < 0.5 and (size > top * (1 - 1e-9)).sum() >= 8 else None
+
+
+def _limit(steps: FloatArray, expected: FloatArray) -> float | None:
+    """The greatest size of a coordinate's step, if many have just it and would have been larger."""
+    size = np.abs(steps)
+    top = float(size.max())
+    at = size > top * (1 - 1e-6)
+    inside = size < 0.98 * top
+    if at.sum() < 8 or not (np.abs(expected[at]) > top * (1 - 1e-3)).mean() > 0.9:
+        return None
+    gap = np.abs(steps - expected)[inside].mean()
+    return top if gap < 0.05 * top else None
+
+
+def _whole_limit(steps: FloatArray, expected: FloatArray) -> float | None:
+    """The greatest length of a tensor's step, likewise."""
+    axes = tuple(range(2, steps.ndim))
+    length, wanted = (np.sqrt((a**2).sum(axis=axes)) for a in (steps, expected))
+    top = float(length.max())
+    at = length > top * (1 - 1e-6)
+    if at.sum() < 4 or not (wanted[at] > top * (1 - 1e-3)).mean() > 0.9:
+        return None
+    return top

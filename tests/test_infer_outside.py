@@ -1,0 +1,139 @@
+"""What is no member of the family is said to be none, and what cannot be run gets a sentence."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import optax
+import pytest
+import torch
+
+from lossnav.inference import infer
+from lossnav.rules import zoo
+from lossnav.rules.base import Rule
+
+SMALL = (4, 3)
+
+
+def says(found, *words):
+    """One of the sentences has all these words."""
+    return any(all(word in sentence for word in words) for sentence in found.outside)
+
+
+def test_steps_along_one_direction():
+    d = np.random.default_rng(1).standard_normal(SMALL)
+    found = infer(lambda grad, theta: -0.1 * (grad * d).sum() * d, shape=SMALL)
+    assert says(found, "along one line")
+    assert found.nearest is None
+    with pytest.raises(ValueError, match="optimal for no objective"):
+        found.objective()
+
+
+def test_steps_along_a_new_direction_each_time():
+    rng = np.random.default_rng(1)
+
+    def step(grad, theta):
+        d = rng.standard_normal(SMALL)
+        return -0.1 * (grad * d).sum() / (d * d).sum() * d
+
+    assert says(infer(step, shape=SMALL), "random")
+
+
+@dataclass(frozen=True)
+class Around(Rule):
+    """Adam with something done to its steps."""
+
+    change: object = None
+
+    def init(self, theta):
+        return zoo.Adam(1e-3).init(theta) | {"count": 0, "start": theta}
+
+    def update(self, grad, state, theta):
+        extra = {"count": state["count"] + 1, "start": state["start"]}
+        step, kept = zoo.Adam(self.dt).update(grad, state, theta)
+        return self.change(step, state, theta), kept | extra
+
+
+def test_a_hidden_clip():
+    found = infer(Around(1e-3, lambda d, s, x: np.clip(d, -4e-4, 4e-4)), shape=SMALL)
+    assert says(found, "clips", "0.0004")
+
+
+def test_a_limit_on_the_gradient():
+    found = infer(optax.chain(optax.clip_by_global_norm(2.0), optax.sgd(0.1)), shape=SMALL)
+    assert says(found, "clips", "or 2 for the tensor")
+    assert says(found, "Tensors act on each other")
+    assert found.nearest.settings["lr"] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_warm_up():
+    found = infer(Around(1e-3, lambda d, s, x: d * min(1.0, (s["count"] + 1) / 100)), shape=SMALL)
+    assert found.breaks
+    assert says(found, "warms up") or says(found, "changes with their count")
+
+
+def test_a_step_that_goes_with_the_size_of_the_weights():
+    found = infer(Around(1e-3, lambda d, s, x: d * (1 + np.sqrt((x**2).mean()))), shape=SMALL)
+    assert says(found, "size of the weights")
+
+
+def test_a_copy_of_the_weights():
+    found = infer(Around(1e-3, lambda d, s, x: d + 0.5 * (s["start"] - x)), shape=SMALL)
+    assert found.drift.form != "none" or says(found, "copy of the weights")
+    assert says(found, "copy of the weights")
+
+
+def test_momentum_after_the_division():
+    found = infer(lambda p: torch.optim.RMSprop(p, momentum=0.9), shape=SMALL)
+    assert says(found, "averages steps, not gradients")
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adamax, torch.optim.RAdam])
+def test_others_are_not_misnamed(make):
+    found = infer(make, shape=SMALL)
+    assert found.outside
+    assert found.nearest is None or found.nearest.distance > 0.05
+
+
+def test_look_ahead_that_changes_is_named():
+    found = infer(lambda p: torch.optim.NAdam(p, lr=1e-3, betas=(0.85, 0.98)), shape=SMALL)
+    assert found.memory.look_ahead
+    assert says(found, "weight of the last gradient changes")
+    assert found.settings["lr"].value == pytest.approx(1e-3, rel=0.01)
+    assert found.memory.gradient.value == pytest.approx(1 / 0.15, rel=0.03)
+    assert found.memory.curvature.value == pytest.approx(50, rel=0.03)
+
+
+def failing(grad, theta):
+    raise RuntimeError("no more today")
+
+
+class Reshaping(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.data = p.data.reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sentence"),
+    [
+        (failing, "failing raised RuntimeError at step 1: no more today"),
+        (lambda grad, theta: grad * np.nan, "returned nan at step 1"),
+        (torch.optim.LBFGS, "LBFGS needs a closure"),
+        (lambda p: Reshaping(p, lr=0.1), r"Reshaping changed shapes: .* from \(4, 3\) to \(12,\)"),
+        (lambda grad, theta: grad.ravel(), r"changed shapes: a step has \(12,\)"),
+        (lambda p: torch.optim.SGD(p, lr=-1), "raised ValueError when it was made: Invalid learning"),
+    ],
+)  # fmt: skip
+def test_a_sentence_for_what_cannot_be_run(optimizer, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        infer(optimizer, shape=SMALL)
+
+
+def test_what_is_no_optimizer():
+    with pytest.raises(TypeError, match="a function that makes a torch optimizer"):
+        infer("adam")
+    with pytest.raises(ValueError, match="tuple of whole numbers"):
+        infer(torch.optim.SGD, shape=())
+    with pytest.raises(ValueError, match="budget is 0"):
+        infer(torch.optim.SGD, budget=0)

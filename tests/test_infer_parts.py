@@ -1,0 +1,210 @@
+"""The pieces of `infer`, each against a route that does not use it; the report and the command line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lossnav import cli
+from lossnav.inference import nulls, recall, response, symmetry
+from lossnav.inference.assumptions import Assumptions, Curve, Discount, Estimate
+from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.fitting import fit
+from lossnav.inference.model import Model
+from lossnav.optim.torch import Ballistic, Navigator
+
+RNG = np.random.default_rng(0)
+G = RNG.standard_normal((80, 2, 3, 2)) * 10.0 ** RNG.uniform(-1, 1, (2, 3, 2))
+G[30:50] *= 5
+
+
+@pytest.mark.parametrize(
+    ("make", "model"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+         Model(1.0, beta1=0.9, fresh=0.1)),
+        (lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-2),
+         Model(0.01, beta1=0.8, beta2=0.95, eps=1e-2, diffuse=(True, True))),
+        (lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, momentum=0.5),
+         Model(0.02, beta1=0.5, beta2=0.9, eps=1e-8, late=True)),
+        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), gamma=0.3, gain="kalman", saturation=0, nesterov=False),
+         Model(0.01, beta1=0.8, beta2=0.95, gamma=0.3, eps=1e-8, by_noise=True, diffuse=(True, True))),
+        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), centred=True, saturation=0),
+         Model(0.01, beta1=0.8, fresh=0.2, beta2=0.95, eps=1e-8, centred=True, diffuse=(True, True))),
+        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), saturation=1.5, nesterov=False),
+         Model(0.01, beta1=0.8, beta2=0.95, eps=1e-8, saturation=1.5, diffuse=(True, True))),
+        (lambda p: Ballistic(p, lr=0.01, beta2=0.9, eps=1e-2),
+         Model(0.01, beta2=0.9, root=0.1)),
+    ],
+)  # fmt: skip
+def test_the_model_makes_the_steps_of_the_optimizer(make, model):
+    assert model.steps(G) == pytest.approx(BlackBox(make, (3, 2)).run(G), rel=1e-9, abs=1e-12)
+
+
+def test_a_fit_has_intervals_that_noise_explains():
+    """Over many draws of noise the fitted numbers scatter as wide as their intervals say."""
+    truth = Model(0.1, beta1=0.9)
+    inside = 0
+    for seed in range(40):
+        noise = 0.01 * np.random.default_rng(seed).standard_normal(G.shape)
+        found = fit(Model(0.12, beta1=0.8), ["lr", "beta1"], G, truth.steps(G) + noise, random=True)
+        inside += found.estimates["lr"].holds(0.1) + found.estimates["beta1"].holds(10.0)
+    assert 68 <= inside <= 80  # 95 % of 80 is 76
+
+
+@pytest.mark.parametrize(
+    ("form", "curve"),
+    [
+        ("flat", lambda x: np.full_like(x, 0.1)),
+        ("ballistic", lambda x: 0.1 / x),
+        ("newton", lambda x: 0.1 / x**2),
+        ("eps", lambda x: 0.1 / (x + 0.02)),
+        ("discount", lambda x: 0.1 / (0.02 + np.sqrt(0.02**2 + x**2))),
+        ("root", lambda x: 0.1 / np.sqrt(0.02**2 + x**2)),
+        ("clip", lambda x: 0.1 / np.maximum(0.02, x)),
+    ],
+)
+def test_forms_of_the_response_are_told_apart(form, curve):
+    found = response.best(response.SIZES, curve(response.SIZES))
+    assert found.form == form
+    assert found.height == pytest.approx(0.1, rel=1e-6)
+    if found.corner:
+        assert found.corner == pytest.approx(0.02, rel=1e-6)
+
+
+def test_a_corner_that_no_gradient_reaches_is_none():
+    """The zoo's gradient descent has a discount that is large, not endless."""
+    far = 1.6e9
+    found = response.best(response.SIZES, 0.1 / (far + np.hypot(far, response.SIZES)))
+    assert (found.form, found.corner) == ("flat", 0.0)
+
+
+def test_an_echo_is_the_filter():
+    box = BlackBox(lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.75), (3, 2))
+    heard = recall.echo(box, np.random.default_rng(0), 1.0)
+    assert heard.lags[:5] == pytest.approx(0.25 * 0.75 ** np.arange(5), rel=1e-9)
+    assert (heard.beta1, heard.total) == pytest.approx((0.75, 0.8))
+
+
+def test_a_balance_needs_no_knowledge_of_the_scale():
+    """Whatever divides the mean, the gradient that stops the step shows its memory."""
+    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
+    found = nulls.measure(box, np.random.default_rng(0), 2.0, apart=True)
+    assert found.beta1.value == pytest.approx(0.8, rel=1e-4)
+
+
+def test_symmetries():
+    rng = np.random.default_rng(0)
+
+    def polar(grad, theta):
+        U, _, Vt = np.linalg.svd(grad, full_matrices=False)
+        return -U @ Vt
+
+    def row_norms(grad, theta):
+        return -grad / np.linalg.norm(grad, axis=1, keepdims=True)
+
+    def whitened(grad, theta):
+        values, vectors = np.linalg.eigh(grad @ grad.T + np.eye(5))
+        return -(vectors / np.sqrt(values)) @ vectors.T @ grad
+
+    kinds = {
+        "isotropic": lambda grad, theta: -grad / np.linalg.norm(grad),
+        "orthogonal": polar,
+        "diagonal": lambda grad, theta: -np.cbrt(grad),
+        "factored": row_norms,
+        "kronecker": whitened,
+    }
+    for kind, step in kinds.items():
+        assert symmetry.measure(BlackBox(step, (5, 4)), rng, 1.0).structure.kind == kind
+
+
+def test_weights_are_put_back_unless_they_are_let_go():
+    box = BlackBox(lambda grad, theta: theta + 0 * grad, (1,))
+    ones, zeros = np.ones((1, 1)), np.zeros((3, 1, 1))
+    assert box.run(zeros, ones).ravel() == pytest.approx([1, 1, 1])
+    assert box.run(zeros, ones, free=True).ravel() == pytest.approx([1, 2, 4])
+
+
+def test_report_forms():
+    curve = Curve("response", "x", "y", (1.0, 10.0), (1.0, 0.1), (1.0, 0.1), log=True)
+    found = Assumptions(
+        "<b>mine</b>", Discount("ballistic", lr=Estimate(0.1, 0.09, 0.11)), curves=(curve,),
+        outside=("It hums.",),
+    )  # fmt: skip
+    page = found.report("html")
+    assert "&lt;b&gt;mine" in page
+    assert "<b>" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<circle") == 2
+    assert "outside: It hums." in found.report()
+    assert json.loads(found.report("json"))["discount"]["lr"] == {
+        "value": 0.1,
+        "low": 0.09,
+        "high": 0.11,
+    }
+    with pytest.raises(ValueError, match="Did you mean 'html'"):
+        found.report("htm")
+    with pytest.raises(ValueError, match="It hums"):
+        found.objective()
+
+
+def test_a_kalman_gain_with_saturation_and_look_ahead_is_the_optimizers_default_but_one():
+    make = BlackBox(lambda p: Navigator(p, lr=0.01, gain="kalman"), (3, 2))
+    model = Model(
+        0.01, beta1=0.9, fresh=0.1, beta2=0.99, eps=1e-8, by_noise=True, saturation=2.0,
+        diffuse=(True, True),
+    )  # fmt: skip
+    assert model.steps(G) == pytest.approx(make.run(G), rel=1e-9, abs=1e-12)
+
+
+def run(*words):
+    return CliRunner().invoke(cli.app, ["infer", *words])
+
+
+def test_command_line(tmp_path):
+    page = tmp_path / "adamw.html"
+    result = run("torch.optim.AdamW", "lr=2e-3", "betas=(0.8,0.99)", "weight_decay=0.1", "--shape", "4,3",
+                 "--html", str(page))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "AdamW(lr=0.002, betas=(0.8, 0.99), eps=1e-08, weight_decay=0.1)" in result.output
+    assert "decoupled weight decay" in result.output
+    assert page.read_text().count("<svg") == 3
+    result = run("lossnav.zoo:Lion", "lr=1e-3", "--shape", "4,3", "--json")
+    assert json.loads(result.stdout)["nearest"]["name"] == "Lion"
+
+
+def test_command_line_compares():
+    result = run("--compare", "torch.optim.SGD", "lr=0.1", "lossnav.zoo:Lion", "--shape", "4,3")
+    assert result.exit_code == 0, result.output
+    head = result.output.splitlines()[0]
+    assert "torch.optim.SGD lr=0.1" in head
+    assert "lossnav.zoo:Lion" in head
+
+
+def test_command_line_takes_a_module_of_the_readers(tmp_path, monkeypatch):
+    text = "import torch\ndef make(params, lr=0.5):\n    print('hello')\n    return torch.optim.SGD(params, lr=lr)\n"
+    (tmp_path / "mine_for_infer.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = run("mine_for_infer:make", "lr=0.25", "--shape", "4,3", "--json")
+    assert json.loads(result.stdout)["nearest"]["settings"] == {"lr": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["torch.optim.AdamV"], "There is no 'AdamV' in torch.optim. Did you mean 'Adam"),
+        (["torch.optim.Adam", "lrr=1"], "has no setting 'lrr'"),
+        (["lr=1"], "comes before the name"),
+        (["torch.optim.SGD", "torch.optim.Adam"], "several optimizers"),
+        (["--compare", "torch.optim.SGD"], "needs two optimizers"),
+        (["torch.optim.LBFGS"], "needs a closure"),
+        (["torch.optim.SGD", "--shape", "a"], "--shape is 'a'"),
+        (["torch.optim.SGD", "--html", "x.txt"], "must end in .html"),
+    ],
+)
+def test_command_line_refuses(words, sentence):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert sentence in result.output
