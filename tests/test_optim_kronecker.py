@@ -576,7 +576,7 @@ def test_groups_override():
         {"params": params[1:2], "matrix": False},
         {"params": params[2:], "max_dim": 3, "lr": 0.5},
     ]
-    optimizer = KroneckerNavigator(groups)
+    optimizer = KroneckerNavigator(groups, **PLAIN)
     for p in params:
         p.grad = torch.randn(4, 4, generator=torch.manual_seed(0))
     optimizer.step()
