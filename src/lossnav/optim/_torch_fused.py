@@ -76,7 +76,7 @@ class Plan:
             0, first, len(rows), self.table.ctypes.data, self.numbers.ctypes.data,
             self.sums.ctypes.data,
         ], dtype=np.int64)  # fmt: skip
-        self.looked = False
+        self.scaled = False
 
     def _like(self, v: Tensor, t: Tensor, *, back: bool = False) -> Tensor:
         """``t``, or a copy in the precision and the order in memory of ``v``."""
@@ -90,17 +90,21 @@ class Plan:
 
     def look(self) -> bool:
         """Whether all gradients are finite; on the way, the mean of v that some forms need."""
-        first = self.levels is not None and not self.levels[:, 1].all()
+        first = self._has_first()
         self._run("first" if first else "sum")
-        self.looked = True
         finite = not self.blocks or math.isfinite(self.sums.sum())
         if self.levels is not None:
             self._scale(self._summed() if first else None)
         return finite or all_finite(self.grads)
 
+    def _has_first(self) -> bool:
+        """Whether some tensor's typical v is not that of before, as there was none."""
+        return self.levels is not None and not self.levels[:, 1].all()
+
     def _scale(self, new: Floats | None) -> None:
         """Put the typical v of each tensor into its numbers: before this gradient, or at the first."""
         assert self.levels is not None
+        self.scaled = True
         level, before = self.levels.T
         old = np.array([total or 0.0 for total in self.totals])
         if any(b and total is None for b, total in zip(before, self.totals, strict=True)):
@@ -120,8 +124,11 @@ class Plan:
         return np.where(self.table[:, 4] > 0, found, 0.0)
 
     def step(self) -> None:
-        if self.form.scaled and not self.looked:
-            self.look()
+        if self.form.scaled and not self.scaled:
+            first = self._has_first()
+            if first:
+                self._run("first")
+            self._scale(self._summed() if first else None)
         name = "basic" if self.form.remembers else "ballistic"
         if self.form.scaled:
             name = "kalman" if self.form.kalman else "bent"

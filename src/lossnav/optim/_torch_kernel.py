@@ -27,6 +27,7 @@ Function = Callable[..., Any]
 Jit = Callable[[Function], Function]
 
 BLOCK = 1 << 15
+PART = 1 << 12
 NUMBERS = 15
 _SIGNATURE = types.void(types.CPointer(types.int64))
 # Nothing here may assume that numbers are finite. The step rounds like PyTorch's: products and sums
@@ -163,22 +164,31 @@ def _walk(data: Any, double: Any, remembers: Any, kalman: Any, summed: Any) -> N
         start = (block - table[r, 5]) * BLOCK
         L = min(table[r, 4] - start, BLOCK)
         x, g, m, v = table[r, 0], table[r, 1], table[r, 2], table[r, 3]
-        if double is None:
-            s = 4 * start
-            V = numba.carray(_at32(v + s), L)
-            _advance(
-                numba.carray(_at32(x + s), L), numba.carray(_at32(g + s), L),
-                numba.carray(_at32(m + s), L), V, numbers[r], remembers, kalman,
-            )  # fmt: skip
-        else:
-            s = 8 * start
-            V = numba.carray(_at64(v + s), L)
-            _advance(
-                numba.carray(_at64(x + s), L), numba.carray(_at64(g + s), L),
-                numba.carray(_at64(m + s), L), V, numbers[r], remembers, kalman,
-            )  # fmt: skip
+        total = 0.0
+        for begin in range(
+            start, start + L, PART
+        ):  # a part is still in the cache when it is summed
+            n = min(start + L - begin, PART)
+            if double is None:
+                s = 4 * begin
+                V = numba.carray(_at32(v + s), n)
+                _advance(
+                    numba.carray(_at32(x + s), n), numba.carray(_at32(g + s), n),
+                    numba.carray(_at32(m + s), n), V, numbers[r], remembers, kalman,
+                )  # fmt: skip
+                if summed is not None:
+                    total += _total(V)
+            else:
+                s = 8 * begin
+                W = numba.carray(_at64(v + s), n)
+                _advance(
+                    numba.carray(_at64(x + s), n), numba.carray(_at64(g + s), n),
+                    numba.carray(_at64(m + s), n), W, numbers[r], remembers, kalman,
+                )  # fmt: skip
+                if summed is not None:
+                    total += _total(W)
         if summed is not None:
-            sums[block] = _total(V)
+            sums[block] = total
 
 
 @_plain
@@ -204,7 +214,11 @@ def _look(data: Any, double: Any, first: Any, old: Any) -> None:
             s = 4 * start
             G, M, V = _at32(g + s), _at32(m + s), _at32(v + s)
             if old is not None:
-                sums[block] = _total(numba.carray(V, L))
+                total = 0.0
+                for begin in range(0, L, PART):
+                    n = min(L - begin, PART)
+                    total += _total(numba.carray(_at32(v + s + 4 * begin), n))
+                sums[block] = total
             else:
                 sums[block] = _looked(
                     numba.carray(G, L), numba.carray(M, L), numba.carray(V, L), numbers[r], first
@@ -213,7 +227,11 @@ def _look(data: Any, double: Any, first: Any, old: Any) -> None:
             s = 8 * start
             H, N, W = _at64(g + s), _at64(m + s), _at64(v + s)
             if old is not None:
-                sums[block] = _total(numba.carray(W, L))
+                total = 0.0
+                for begin in range(0, L, PART):
+                    n = min(L - begin, PART)
+                    total += _total(numba.carray(_at64(v + s + 8 * begin), n))
+                sums[block] = total
             else:
                 sums[block] = _looked(
                     numba.carray(H, L), numba.carray(N, L), numba.carray(W, L), numbers[r], first
