@@ -1,7 +1,7 @@
 """Calibrated settings against the defaults, at the same learning rate: real tasks, seeds of their own.
 
 Each task is calibrated once, on 300 batches from a start that is not among those compared. Then three rules
-train from the same starts on the same batches: Navigator's defaults, the calibrated settings, and the
+train from the same starts on the same batches: AdamW's defaults, the calibrated settings, and the
 memory that predicts the next gradient best, which the likelihood alone would choose. Printed are means over
 the seeds, and the difference to the defaults with its 95 % interval, seed by seed.
 
@@ -25,6 +25,7 @@ from lossnav.optim.torch import Navigator  # noqa: E402
 from lossnav.studies import tasks  # noqa: E402
 from lossnav.studies.comparisons import compare  # noqa: E402
 
+ADAMW = {"betas": (0.9, 0.999), "nesterov": False, "saturation": 0.0}
 SMALL = {"layers": 2, "width": 64, "heads": 4, "context": 32, "batch_size": 16}
 # task: kind, settings, steps, learning rates
 TASKS = {
@@ -49,7 +50,11 @@ def calibrated(task, lr):
     torch.manual_seed(CALIBRATION)
     model = task.model()
     return calibrate(
-        model, task.loss, Passes(task), optimizer=lambda p: Navigator(p, lr=lr), seed=CALIBRATION
+        model,
+        task.loss,
+        Passes(task),
+        optimizer=lambda p: Navigator(p, lr=lr, **ADAMW),
+        seed=CALIBRATION,
     )
 
 
@@ -57,7 +62,7 @@ def trained(task, steps, lr, settings, seed):
     """Test loss at the end, and the mean training loss."""
     torch.manual_seed(seed)
     model = task.model()
-    optimizer = Navigator(model.parameters(), lr=lr, **settings)
+    optimizer = Navigator(model.parameters(), lr=lr, **(ADAMW | settings))
     rng = torch.Generator().manual_seed(seed)
     losses = []
     while len(losses) < steps:
