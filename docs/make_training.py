@@ -58,7 +58,10 @@ def draw(name, limits):
             lr, held = row["point"]["lr"], ends[row["rule"]]
             held[lr] = min(row["value"], held.get(lr, np.inf))
     order = sorted(curves, key=lambda rule: np.mean(curves[rule][last]))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.1), layout="constrained")
+    many = len(order) > 4
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.0 if many else 7.2, 3.1), layout="constrained"
+    )
     for rule, colour in zip(order, COLOURS, strict=False):
         steps = sorted(curves[rule])
         values = [curves[rule][step] for step in steps]
@@ -70,12 +73,18 @@ def draw(name, limits):
         rates = sorted(ends[rule])
         right.plot(rates, [ends[rule][lr] for lr in rates], "o-", color=colour, ms=3.5, label=rule)
     left.set(xlabel="step", ylabel="test loss, nats a character", ylim=limits)
-    left.legend()
+    if many:
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+    else:
+        left.legend()
     right.set(xlabel="learning rate", ylabel="validation loss at the end", ylim=limits)
     right.set_xscale("log")
     right.xaxis.set_minor_locator(NullLocator())
     tried = sorted({lr for held in ends.values() for lr in held})
-    shown = tried[:: 1 + len(tried) // 9]
+    shown = tried[:1]
+    for lr in tried:
+        if lr > 1.9 * shown[-1] * (1 + many):
+            shown.append(lr)
     right.set_xticks(shown, [f"{lr:g}" for lr in shown])
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
 
