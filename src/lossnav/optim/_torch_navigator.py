@@ -65,7 +65,7 @@ class Navigator(DiagonalOptimizer):
     Examples:
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = Navigator(model.named_parameters(), lr=1e-2, gamma=1e-3)
-        >>> for _ in range(100):
+        >>> for _ in range(300):
         ...     optimizer.zero_grad()
         ...     loss = (model(torch.eye(3)) - 1).square().mean()
         ...     loss.backward()
