@@ -238,6 +238,8 @@ def test_the_metric_can_be_chosen():
         ("mnst", {}, "There is no built-in task named 'mnst'. Did you mean 'mnist'?"),
         ("digits", {"hiden": [3]}, "The task 'digits' has no setting 'hiden'. Did you mean 'hidden'? It takes: hidden, batch_size,"),
         ("digits", {"hidden": [0]}, "A width of hidden is 0, but it must be a whole number, 1 or more."),
+        ("cifar10", {"widths": []}, "widths has 0 numbers, but a picture of 32 x 32 pixels can be halved from one to five times."),
+        ("cifar10", {"widths": 8}, "widths is 8, but it must be a list of widths, such as [64]."),
         ("digits", {"hidden": 64}, "hidden is 64, but it must be a list of widths, such as [64]."),
         ("digits", {"batch_size": 2.5}, "batch_size is 2.5, but it must be a whole number, 1 or more."),
         ("digits", {"validation": "some"}, "validation must be a real number, but a str was given."),

@@ -206,12 +206,15 @@ def test_threads_are_set_while_it_runs(user):
         ({"kind": "linear", "floor": 0.1}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, 50)),
         ({"kind": "cosine"}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50)),
         ({"kind": "cosine", "floor": 0.2}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.2 * 0.3)),
+        ({"kind": "linear", "hold": 0.6}, lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
+            torch.optim.lr_scheduler.ConstantLR(o, 1.0, 30),
+            torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 20)], [30])),
         ({"kind": "constant", "warmup": 0.2}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10)),
         ({"kind": "cosine", "warmup": 0.2}, lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
             torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10),
             torch.optim.lr_scheduler.CosineAnnealingLR(o, 40)], [10])),
     ],
-    ids=["constant", "linear", "linear-floor", "cosine", "cosine-floor", "warm", "warm-cosine"],
+    ids=["constant", "linear", "linear-floor", "cosine", "cosine-floor", "hold", "warm", "warm-cosine"],
 )  # fmt: skip
 def test_schedules_are_those_of_torch(settings, theirs):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)

@@ -24,15 +24,22 @@ class Both(torch.optim.Optimizer):
             self.state.update(part.state)
 
 
-def muon(named_parameters, lr, momentum=0.95, ratio=0.2, betas=(0.9, 0.99)):
+def muon(
+    named_parameters,
+    lr,
+    momentum=0.95,
+    ratio=0.2,
+    betas=(0.9, 0.99),
+    outside=("letter", "place", "head"),
+):
     """Muon for the matrices inside the network; AdamW at ``ratio * lr`` for embeddings, head and vectors.
 
-    PyTorch's own works in bfloat16, which many CPUs must emulate; this is the same rule in float32.
+    PyTorch's own works in bfloat16, which many CPUs must emulate; this is the same rule in float32. A
+    convolution is a matrix of its outputs and all the rest. ``outside`` begins the names of what AdamW keeps.
     """
-    outside = ("letter", "place", "head")
     inner, others = [], []
     for name, p in named_parameters:
-        matrix = p.ndim == 2 and not name.startswith(outside)
+        matrix = p.ndim >= 2 and not name.startswith(tuple(outside))
         (inner if matrix else others).append(p)
     return Both(
         from_rule(zoo.Muon(lr, momentum=momentum, weight_decay=0.0, half=False), inner),

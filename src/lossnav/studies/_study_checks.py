@@ -18,7 +18,7 @@ _KNOWN = {
     "": ("name", "tasks", "rules", "budget", "seeds", "training"),
     "budget": ("epochs", "steps", "trials"),
     "seeds": ("tuning", "reporting"),
-    "training": ("schedule", "warmup", "floor", "clip", "threads", "evaluations"),
+    "training": ("schedule", "warmup", "hold", "floor", "clip", "threads", "evaluations"),
 }
 _LIKE = {"tasks": "digits", "rules": "torch.optim.SGD"}
 _PORTS = (f"{port}{n}" for port in ("com", "lpt") for n in range(10))
@@ -265,7 +265,7 @@ class Reader:
                 f"there is no schedule {kind!r:.80}; {_near(kind, SCHEDULES)}",
             )
         schedule: dict[str, Any] = {"kind": kind}
-        for key in ("warmup", "floor"):
+        for key in ("warmup", "hold", "floor"):
             if key in table:
                 schedule[key] = self.number(("training", key), table[key])
                 if not 0 <= schedule[key] <= 1:

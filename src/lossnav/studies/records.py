@@ -38,7 +38,7 @@ class Trial:
         steps: Training steps. Exactly one of ``steps`` and ``epochs`` is given.
         epochs: Passes over the training data.
         evaluations: How many times the model is evaluated, evenly spread, the last one at the end.
-        schedule: ``{"kind": "constant" | "linear" | "cosine", "warmup": fraction, "floor": fraction}``.
+        schedule: ``{"kind": "constant" | "linear" | "cosine", "warmup": fraction, "hold": fraction, "floor": fraction}``.
         clip: Largest norm of the gradient, or None.
         threads: Threads of one training run; sums depend on it in the last digits.
         code: A fingerprint of the user's own code, where the task or the rule has some.

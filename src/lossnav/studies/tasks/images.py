@@ -131,11 +131,7 @@ class Layers(ImageTask):
         small = data == "digits"
         if hidden is None:
             hidden = (64,) if small else (512, 256)
-        if isinstance(hidden, str) or not isinstance(hidden, Sequence):
-            raise ValueError(
-                f"hidden is {hidden!r}, but it must be a list of widths, such as [64]."
-            )
-        self.hidden = tuple(whole("A width of hidden", width) for width in hidden)
+        self.hidden = _widths("hidden", hidden)
         size = (64 if small else 128) if batch_size is None else batch_size
         super().__init__(data, size, validation, metric)
         self._parts = {part: (x.flatten(1), y) for part, (x, y) in self._parts.items()}
@@ -150,7 +146,7 @@ class Layers(ImageTask):
 
 
 class Convolutions(ImageTask):
-    """CIFAR-10 by the paper's network: two pairs of 3 x 3 convolutions, then two full layers.
+    """CIFAR-10 by the paper's network: pairs of 3 x 3 convolutions, then two full layers.
 
     In training each image is cut out of its padded self (4 black pixels on each side) and mirrored half
     of the time. The whole batch is done at once, in bytes.
@@ -160,26 +156,43 @@ class Convolutions(ImageTask):
         validation: As in `ImageTask`.
         metric: As in `ImageTask`.
         augment: Whether to cut and mirror.
+        widths: Channels of each pair of convolutions; each pair ends in a pool that halves the picture.
+        full: Width of the first full layer.
+
+    Examples:
+        >>> Convolutions.network([4, 8], 16)[0]
+        Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
     """
 
     judged_at_once = 100  # the first layers hold 64 numbers for each pixel
 
     def __init__(
         self, *, batch_size: int = 128, validation: float = 0.1, metric: str = "loss",
-        augment: bool = True,
+        augment: bool = True, widths: Sequence[int] = (64, 128), full: int = 256,
     ) -> None:  # fmt: skip
+        self.widths, self.full = _widths("widths", widths), whole("full", full)
+        if not 1 <= len(self.widths) <= 5:
+            raise ValueError(
+                f"widths has {len(self.widths)} numbers, but a picture of 32 x 32 pixels can be halved "
+                "from one to five times."
+            )
         super().__init__("cifar10", batch_size, validation, metric)
         self.augment = bool(augment)
 
-    def model(self) -> nn.Module:
-        """Widths 64, 64, pool, 128, 128, pool, then 256 and 10."""
+    @staticmethod
+    def network(widths: Sequence[int], full: int) -> nn.Sequential:
+        """Pairs of convolutions, each with a pool, and two full layers."""
         layers: list[nn.Module] = []
-        for before, width in ((3, 64), (64, 128)):
+        for before, width in itertools.pairwise((3, *widths)):
             layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
             layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        return nn.Sequential(
-            *layers, nn.Flatten(), nn.Linear(128 * 8 * 8, 256), nn.ReLU(), nn.Linear(256, 10)
-        )
+        side = 32 >> len(widths)
+        full_layers = (nn.Linear(widths[-1] * side**2, full), nn.ReLU(), nn.Linear(full, 10))
+        return nn.Sequential(*layers, nn.Flatten(), *full_layers)
+
+    def model(self) -> nn.Module:
+        """The network, newly drawn."""
+        return self.network(self.widths, self.full)
 
     def _varied(self, images: Tensor, rng: torch.Generator) -> Tensor:
         return cropped(images, rng) if self.augment else images
@@ -212,6 +225,12 @@ def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
     return value
+
+
+def _widths(name: str, given: Any) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ValueError(f"{name} is {given!r}, but it must be a list of widths, such as [64].")
+    return tuple(whole(f"A width of {name}", width) for width in given)
 
 
 def _by_channel(values: list[float]) -> Tensor | float:
