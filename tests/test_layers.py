@@ -10,6 +10,7 @@ import lossnav
 # Each may import only from those before it; a package counts by its own name.
 ORDER = [
     "_checks",
+    "_whole_files",
     "_symbolic",
     "_templates",
     "_jets",
@@ -45,6 +46,8 @@ ORDER = [
     "_cli_rank",
     "_cli_infer",
     "_cli_study",
+    "_cli_reproduce",
+    "_cli_explore",
     "cli",
     "__main__",
 ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -14,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lossnav._whole_files import write_whole
 
 FORMAT = "lossnav record 1"
 Numbers = NDArray[np.floating[Any]]
@@ -70,18 +71,9 @@ def write(path: Path, record: Record) -> None:
     words = {"format": FORMAT, **{name: getattr(record, name) for name in _WORDS}}
     arrays = {name: getattr(record, name) for name in _ARRAYS}
     arrays["words"] = np.frombuffer(json.dumps(words).encode(), np.uint8)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_whole(path, file.getvalue())
 
 
 def read(path: str | os.PathLike[str]) -> Record:

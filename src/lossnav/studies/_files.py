@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: what `lossnav.studies.store` is built of."""
+"""Scratch folders, packed arrays and files of lines: what `lossnav.studies.store` is built of."""
 
 from __future__ import annotations
 
@@ -16,26 +16,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from lossnav._checks import FloatArray
+from lossnav._whole_files import write_all
 
 _SCRATCH = ".run-"
-
-
-def write_whole(path: Path, raw: bytes) -> None:
-    """Write a file such that it is there whole or not at all, and stays when the power goes."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        try:
-            _write(handle, raw)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -103,26 +86,9 @@ def append(handle: int, line: bytes) -> None:
     """One write. If the disk takes only a part of it, that part is taken back."""
     size = os.fstat(handle).st_size
     try:
-        _write(handle, line)
+        write_all(handle, line)
         os.fsync(handle)
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, size)
         raise
-
-
-def _write(handle: int, raw: bytes) -> None:
-    rest = memoryview(raw)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a move or a new name last; Windows has no such thing, and needs none."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

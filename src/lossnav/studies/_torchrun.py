@@ -17,7 +17,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lossnav.studies._files import packed, scratch, unpacked, write_whole
+from lossnav._whole_files import write_whole
+from lossnav.studies._files import packed, scratch, unpacked
 from lossnav.studies.engines import ATTEMPTS, Engine, Job, failed, follow, lost, perform
 from lossnav.studies.progress import Progress
 from lossnav.studies.records import Result, Trial

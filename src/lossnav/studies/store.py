@@ -27,15 +27,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lossnav.studies._files import (
-    append,
-    cut_torn_line,
-    packed,
-    remove_scratch,
-    sync_folder,
-    unpacked,
-    write_whole,
-)
+from lossnav._whole_files import sync_folder, write_whole
+from lossnav.studies._files import append, cut_torn_line, packed, remove_scratch, unpacked
 from lossnav.studies._locks import BusyError, Lock
 from lossnav.studies.records import Result
 
