@@ -207,6 +207,8 @@ def _variants(model: Model) -> Iterator[Model]:
         yield replace(model, saturation=1.0)
         yield replace(model, kappa=1.0 / model.lr)
         yield replace(model, kappa=1.0 / model.lr, straight=True)
+        if model.beta1 and not model.centred:  # neither explains much without the other
+            yield replace(model, centred=True, by_noise=False, saturation=1.0)
     if model.beta1 and not model.centred:
         yield replace(model, by_noise=not model.by_noise)
     corners = {name: getattr(model, name) for name in ("gamma", "eps", "root")}
