@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -34,58 +35,99 @@ def kernels() -> Any:
 
 
 class Plan:
-    """One step of one group by the kernels: first a look at the gradients, then the step.
+    """The steps of one group by the kernels: first a look at the gradients, then the step.
+
+    A plan serves for as long as the tensors are the same; only the gradients and the numbers are new
+    with each step.
 
     Args:
         form: The member of the family.
         maximize: Whether to climb.
-        ns: The numbers of each tensor.
-        xs, gs, ms, vs: Parameters, gradients, means and variances, real, on a CPU; no means if the
-            form does not remember.
-        totals: The sum of each of ``vs``, or None where it is not known. After the step, the new sums.
+        xs, ms, vs: Parameters, means and variances, real, on a CPU; no means if the form does not
+            remember.
+        before: A plan that may know the sum of some of the variances.
     """
 
     def __init__(
-        self, form: Form, maximize: bool, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor],
-        ms: list[Tensor], vs: list[Tensor], totals: list[float | None],
+        self, form: Form, maximize: bool, xs: list[Tensor], ms: list[Tensor], vs: list[Tensor],
+        before: Plan | None = None,
     ) -> None:  # fmt: skip
-        self.form, self.grads, self.totals = form, gs, totals
-        self.variances = vs  # whose sums the totals are
+        self.form, self.maximize = self.kind = form, maximize
+        self.xs, self.ms, self.vs = xs, ms, vs
         self.double = vs[0].dtype == torch.float64
         self.touched = [*xs, *ms, *vs]
+        self.grads: list[Tensor] = []
         self.back: list[tuple[Tensor, Tensor]] = []
         self.held: list[Tensor] = []  # copies must outlive the addresses taken of them
-        block, first = kernels().BLOCK, 0
-        rows, values = [], []
-        known: dict[Numbers, tuple[float, ...]] = {}
-        for i, (n, v) in enumerate(zip(ns, vs, strict=True)):
-            x, g = self._like(v, xs[i], back=True), self._like(v, gs[i])
-            m = ms[i] if form.remembers else v
-            length = v.numel()
-            rows.append((x.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), length, first))
-            if n not in known:
-                known[n] = _row(form, maximize, n)
-            values.append(known[n])
-            first += -(-length // block)
-        self.table = np.array(rows, dtype=np.int64)
-        self.numbers = np.array(values)
-        self.levels = np.array([(n.level, n.before) for n in ns]) if form.scaled else None
-        self.blocks = first
-        self.sums = np.empty(max(first, 1))
+        self.strides = [v.stride() for v in vs]
+        # Parameters in another precision or order are copied, there and back.
+        self.foreign = [i for i, x in enumerate(xs) if not _alike(x, vs[i])]
+        self.places = self._places()
+        lengths = np.array([v.numel() for v in vs], dtype=np.int64)
+        ends = np.cumsum(-(-lengths // kernels().BLOCK))
+        self.blocks = int(ends[-1])
+        self.table = np.empty((len(vs), 6), dtype=np.int64)
+        columns = np.array(self.places, dtype=np.int64).reshape(-1, len(vs))
+        self.table[:, 0], self.table[:, 2:4] = columns[0], columns[[1, -1]].T
+        self.table[:, 4] = lengths
+        self.table[:, 5] = ends - -(-lengths // kernels().BLOCK)
+        self.numbers = np.empty((len(vs), kernels().NUMBERS))
+        self.levels = np.empty((len(vs), 2))
+        self.sums = np.empty(max(self.blocks, 1))
         self.head = np.array([
-            0, first, len(rows), self.table.ctypes.data, self.numbers.ctypes.data,
+            0, self.blocks, len(vs), self.table.ctypes.data, self.numbers.ctypes.data,
             self.sums.ctypes.data,
         ], dtype=np.int64)  # fmt: skip
         self.scaled = False
+        self.totals: Floats = np.full(len(vs), np.nan)
+        self.versions = [v._version for v in vs]
+        if before is not None:
+            self._inherit(before)
 
-    def _like(self, v: Tensor, t: Tensor, *, back: bool = False) -> Tensor:
+    def _places(self) -> list[int]:
+        return [t.data_ptr() for t in self.touched]
+
+    def _inherit(self, before: Plan) -> None:
+        """Take over the sums that another plan has of the same tensors."""
+        known = {id(v): i for i, v in enumerate(before.vs)}
+        for i, v in enumerate(self.vs):
+            j = known.get(id(v))
+            if j is not None and before.versions[j] == v._version:
+                self.totals[i] = before.totals[j] if before.table[j, 3] == v.data_ptr() else np.nan
+
+    def serves(
+        self, form: Form, maximize: bool, xs: list[Tensor], ms: list[Tensor], vs: list[Tensor]
+    ) -> bool:
+        """Whether it was made for this, and the tensors still lie where they did."""
+        tensors = (*xs, *ms, *vs)
+        same = len(tensors) == len(self.touched) and all(map(is_, self.touched, tensors))
+        return same and (form, maximize) == self.kind and self._places() == self.places
+
+    def load(self, ns: list[Numbers], gs: list[Tensor]) -> None:
+        """Take the gradients and the numbers of the next step."""
+        self.held = []
+        usual = {g.dtype for g in gs} == {self.vs[0].dtype}
+        if not usual or [g.stride() for g in gs] != self.strides:
+            gs = [self._like(v, g) for g, v in zip(gs, self.vs, strict=True)]
+        self.grads = gs
+        self.table[:, 1] = [g.data_ptr() for g in gs]
+        self.back = [(self.xs[i], self._like(self.vs[i], self.xs[i])) for i in self.foreign]
+        for i, (_, copy) in zip(self.foreign, self.back, strict=True):
+            self.table[i, 0] = copy.data_ptr()
+        if all(n is ns[0] for n in ns):
+            self.numbers[:] = _row(self.form, self.maximize, ns[0])
+            self.levels[:] = ns[0].level, ns[0].before
+        else:
+            self.numbers[:] = [_row(self.form, self.maximize, n) for n in ns]
+            self.levels[:] = [(n.level, n.before) for n in ns]
+        self.scaled = False
+
+    def _like(self, v: Tensor, t: Tensor) -> Tensor:
         """``t``, or a copy in the precision and the order in memory of ``v``."""
-        if t.dtype == v.dtype and (t.stride() == v.stride() or t.numel() <= 1):
+        if _alike(t, v):
             return t
         copy = torch.empty_like(v).copy_(t)
         self.held.append(copy)
-        if back:
-            self.back.append((t, copy))
         return copy
 
     def look(self) -> bool:
@@ -93,24 +135,26 @@ class Plan:
         first = self._has_first()
         self._run("first" if first else "sum")
         finite = not self.blocks or math.isfinite(self.sums.sum())
-        if self.levels is not None:
+        if self.form.scaled:
             self._scale(self._summed() if first else None)
         return finite or all_finite(self.grads)
 
     def _has_first(self) -> bool:
         """Whether some tensor's typical v is not that of before, as there was none."""
-        return self.levels is not None and not self.levels[:, 1].all()
+        return self.form.scaled and not self.levels[:, 1].all()
 
     def _scale(self, new: Floats | None) -> None:
         """Put the typical v of each tensor into its numbers: before this gradient, or at the first."""
-        assert self.levels is not None
         self.scaled = True
         level, before = self.levels.T
-        old = np.array([total or 0.0 for total in self.totals])
-        if any(b and total is None for b, total in zip(before, self.totals, strict=True)):
+        now = [v._version for v in self.vs]
+        if now != self.versions:
+            self.totals[np.not_equal(now, self.versions)] = np.nan
+        if np.isnan(self.totals[before > 0]).any():
             self._run("total")
-            old = self._summed()
-        sums = before * old if new is None else np.where(before > 0, before * old, level * new)
+            self.totals = self._summed()
+        old = before * np.where(before > 0, self.totals, 0.0)
+        sums = old if new is None else np.where(before > 0, old, level * new)
         scale = sums / np.maximum(self.table[:, 4], 1)
         scale[~((scale > 0) & (scale < np.inf))] = 1.0
         self.numbers[:, 8] /= scale
@@ -131,14 +175,20 @@ class Plan:
             self._scale(self._summed() if first else None)
         name = "basic" if self.form.remembers else "ballistic"
         if self.form.scaled:
-            name = "kalman" if self.form.kalman else "bent"
+            name = "kalman" if self.form.kalman else "centred" if self.form.centred else "bent"
         self._run(name)
         for t, copy in self.back:
             t.copy_(copy)
         # Autograd must see that these have changed: it refuses a backward pass that needs the old.
         torch.autograd.graph.increment_version(self.touched)
         if self.form.scaled:
-            self.totals = list(self._summed())
+            self.totals = self._summed()
+            self.versions = [v._version for v in self.vs]
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the gradients."""
+        self.grads, self.held, self.back = [], [], []
 
     def _run(self, name: str) -> None:
         if self.blocks:
@@ -146,6 +196,11 @@ class Plan:
             function = kernels().kernel(name + ("64" if self.double else "32"))
             threads = min(torch.get_num_threads(), self.blocks)
             spread(function.address, self.head.ctypes.data, threads)
+
+
+def _alike(t: Tensor, v: Tensor) -> bool:
+    """Whether two tensors have one precision and one order in memory."""
+    return t.dtype == v.dtype and (t.stride() == v.stride() or t.numel() <= 1)
 
 
 def _row(form: Form, maximize: bool, n: Numbers) -> tuple[float, ...]:

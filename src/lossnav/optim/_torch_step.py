@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from lossnav.optim import _torch_diagonal as family
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
@@ -25,9 +24,10 @@ class DiagonalOptimizer(NavigatorBase):
     """Base of the optimizers that treat each coordinate by itself."""
 
     columns: tuple[str, ...] = ("step", "mean", "variance")
-    _plans: dict[int, list[Plan]] = {}  # noqa: RUF012  (set anew by each look at the gradients)
-    _totals: WeakIdKeyDictionary | None = None
-    """The sum of each variance that a kernel has left, and the version of the tensor that has it."""
+    _plans: dict[int, list[Plan]] | None = None
+    """Of each group that goes by the kernels; kept from step to step."""
+    _loaded: tuple[int, ...] = ()
+    """The groups whose plans have the gradients of this step."""
 
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         home = theta.device if group["capturable"] else None
@@ -45,49 +45,50 @@ class DiagonalOptimizer(NavigatorBase):
         return family.form_of(group, remembers="mean" in self.columns)
 
     def _finite(self, batches: list[Batch]) -> bool:
-        self._plans = {}
-        rest = []
-        good = True
-        for batch in batches:
-            if _way(self._form(batch[0]), batch[0], batch[1]) == "kernel":
-                plans = self._planned(batch)
-                self._plans[id(batch[0])] = plans
-                good = good and all(plan.look() for plan in plans)
-            else:
-                rest.append(batch)
-        good = good and super()._finite(rest)
+        found = [(batch, self._load(batch)) for batch in batches]
+        self._loaded = tuple(id(batch[0]) for batch, plans in found if plans)
+        good = all(plan.look() for _, plans in found for plan in plans)
+        good = good and super()._finite([batch for batch, plans in found if not plans])
         if not good:
-            self._plans.clear()  # they hold on to gradients
+            for _, plans in found:
+                for plan in plans:
+                    plan.release()
         return good
 
-    def _planned(self, batch: Batch) -> list[Plan]:
+    def _load(self, batch: Batch) -> list[Plan]:
+        """The plans of a batch, with its gradients; none if it does not go by the kernels."""
         group, params, grads, (steps, *memory) = batch
         form = self._form(group)
-        ns = numbers_of(form, self._settings(group), [step.item() + 1 for step in steps])
-        columns = [_real(params), _real(grads), *(_real(column) for column in memory)]
+        if _way(form, group, params) != "kernel":
+            return []
+        xs, gs, *held = params, grads, *memory
+        if any(theta.is_complex() for theta in params):
+            xs, gs, *held = (_real(column) for column in (xs, gs, *held))
+        times = [t + 1 for t in torch.stack(steps).tolist()]
+        ns = numbers_of(form, self._settings(group), times)
+        kinds = {v.dtype for v in held[-1]}
+        if len(kinds) == 1:
+            parts = [(ns, gs, xs, held)]
+        else:
+            columns = [ns, gs, xs, *held]
+            parts = []
+            for dtype in sorted(kinds, key=str):
+                chosen = [i for i, v in enumerate(held[-1]) if v.dtype == dtype]
+                n, g, x, *rest = ([column[i] for i in chosen] for column in columns)
+                parts.append((n, g, x, rest))
+        if self._plans is None:
+            self._plans = {}
+        old = self._plans.get(id(group), [])
         plans = []
-        for dtype in sorted({v.dtype for v in columns[-1]}, key=str):
-            chosen = [i for i, v in enumerate(columns[-1]) if v.dtype == dtype]
-            xs, gs, *held = ([column[i] for i in chosen] for column in columns)
-            ms = held[0] if form.remembers else []
-            plan = Plan(
-                form, group["maximize"], [ns[i] for i in chosen], xs, gs, ms, held[-1],
-                [self._total(memory[-1][i]) for i in chosen],
-            )  # fmt: skip
-            plan.variances = [memory[-1][i] for i in chosen]
+        for number, (n, g, x, rest) in enumerate(parts):
+            m, v = rest[0] if form.remembers else [], rest[-1]
+            plan = old[number] if number < len(old) else None
+            if plan is None or not plan.serves(form, group["maximize"], x, m, v):
+                plan = Plan(form, group["maximize"], x, m, v, plan)
+            plan.load(n, g)
             plans.append(plan)
+        self._plans[id(group)] = plans
         return plans
-
-    def _total(self, variance: Tensor) -> float | None:
-        """The sum of a variance, if it is known and the tensor has not changed since."""
-        version, total = (self._totals or {}).get(variance, (None, None))
-        return total if version == variance._version else None
-
-    def _keep_totals(self, plan: Plan) -> None:
-        if self._totals is None:
-            self._totals = WeakIdKeyDictionary()
-        for variance, total in zip(plan.variances, plan.totals, strict=True):
-            self._totals[variance] = variance._version, total
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group = batch[0]
@@ -96,7 +97,7 @@ class DiagonalOptimizer(NavigatorBase):
         if ok is None and form.scaled and not group["differentiable"] and not traced(group):
             batch, typicals = _shards(form, self._settings(group), batch)
         _, params, grads, (steps, *memory) = batch
-        planned = self._plans.pop(id(group), None)
+        planned = id(group) in self._loaded
         way = "single" if ok is not None else "kernel" if planned else _way(form, group, params)
         if typicals is not None:
             way = "single" if way == "single" else "lists"
@@ -104,10 +105,8 @@ class DiagonalOptimizer(NavigatorBase):
             self._one_by_one(form, batch, ok, typicals)
             return
         if way == "kernel":
-            for plan in planned or self._planned(batch):
+            for plan in (self._plans or {})[id(group)] if planned else self._load(batch):
                 plan.step()
-                if form.scaled:
-                    self._keep_totals(plan)
             _count(steps)
             return
         _count(steps)
