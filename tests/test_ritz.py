@@ -349,3 +349,27 @@ def test_a_lifted_step_is_never_the_last():
     found = minimise(task, mesh, line, iterations=50, accuracy=10.0)
     assert found.status is ln.Status.CONVERGED
     assert found.iterations > 1
+
+
+def test_a_path_that_discount_decides_goes_on_for_as_long_as_it_is_asked():
+    objective = ln.Objective(ln.DoubleWell(), gamma=10.0)
+    start, times = [-0.6, 0.55], np.array([0.0, 0.4, 2.0, 3.0])
+    path = ln.solve(objective, start)
+    assert path.t[-1] < 1.8
+    together = path.at(times)
+    whole = ln.solve(objective, start, 14.0)  # one mesh, whose end is too far ahead to be felt
+    np.testing.assert_allclose(together, whole.at(times), atol=1e-9)
+    np.testing.assert_array_equal([path.at(t) for t in times[::-1]], together[::-1])
+    np.testing.assert_allclose(path.at(1e6), path.end, atol=1e-12)
+    for t in (2.0, 5.0, 9.0, 60.0):  # by differences, the Euler-Lagrange equations hold
+        before, now, after = path.at([t - 0.01, t, t + 0.01])
+        pull = np.array([4 * now[0] * (now[0] ** 2 - 1) - 0.5, 2 * now[1]])
+        change = (after - 2 * now + before) / 1e-4 - 10 * (after - before) / 0.02
+        np.testing.assert_allclose(change, pull, atol=5e-6)
+
+
+def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatch):
+    monkeypatch.setattr("lossnav.solvers.endless._Pieces.most", 3)
+    path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
+    with pytest.raises(ValueError, match="ask for times up to"):
+        path.at(1e5)

@@ -111,31 +111,75 @@ def _undirected(
     ritz: Ritz, objective: Objective, theta0: FloatArray, ends: Sequence[End], tol: float
 ) -> Trajectory:
     """The best path when discount decides, not an end: what comes long after is forgotten."""
-    window = _window(objective, tol)
-    path = solve_finite(ritz, objective, theta0, 1.5 * window, None, tol)
-    # What lies less than a window before the end of the mesh feels that it ends.
-    shown = path.t <= window / 2
-    last = path.theta[shown][-1]
-    cut = float(path.t[shown][-1])
-
-    def at(t: FloatArray) -> FloatArray:
-        inside = path.interpolate(np.minimum(t, cut))
-        if not (t > cut).any():
-            return inside
-        later = np.maximum(t - cut, 0.0)
-        beyond = _undirected(ritz, objective, last, ends, tol).interpolate(later)
-        return np.where((t > cut)[..., None], beyond, inside)
-
+    pieces = _Pieces(ritz, objective, theta0, ends, tol)
+    path, cut = pieces.paths[0], pieces.until[0]
+    shown = path.t <= cut
     return replace(
         path,
         t=path.t[shown],
         theta=path.theta[shown],
         kinetic=path.kinetic[shown],
         potential=path.potential[shown],
-        interpolate=at,
-        end=_destination(objective, last, ends),
+        interpolate=pieces.at,
+        end=_destination(objective, path.theta[shown][-1], ends),
         candidates=(),
     )
+
+
+class _Pieces:
+    """A path without end as paths over windows, each begun where the one before is left.
+
+    A window is solved when a time in it is first asked for. From where the path is near an end on, the
+    policy around that end gives the rest.
+    """
+
+    most = 1000
+
+    def __init__(
+        self, ritz: Ritz, objective: Objective, theta0: FloatArray, ends: Sequence[End], tol: float
+    ) -> None:
+        self.ritz, self.objective, self.ends, self.tol = ritz, objective, ends, tol
+        self.window = _window(objective, tol)
+        self.paths: list[Trajectory] = []
+        self.until: list[float] = []
+        self.theta = theta0  # where the last piece is left
+        self.home: End | None = None
+        self._extend()
+
+    def _extend(self) -> None:
+        path = solve_finite(
+            self.ritz, self.objective, self.theta, 1.5 * self.window, None, self.tol
+        )
+        # What lies less than a window before the end of the mesh feels that it ends.
+        shown = path.t <= self.window / 2
+        self.paths.append(path)
+        self.until.append((self.until[-1] if self.until else 0.0) + float(path.t[shown][-1]))
+        self.theta = path.theta[shown][-1]
+        for end in self.ends:  # the policy there is right to second order in the distance
+            if linalg.norm(self.theta - end.theta) <= math.sqrt(self.tol):
+                self.home = end
+
+    def at(self, t: FloatArray) -> FloatArray:
+        last = float(np.max(t, initial=0.0))
+        while last > self.until[-1] and self.home is None:
+            if len(self.paths) >= self.most:
+                raise ValueError(
+                    f"t = {last:.6g} is more than {self.most} times as far as discount lets this path "
+                    f"look ahead: ask for times up to {self.until[-1]:.6g}."
+                )
+            self._extend()
+        found = np.empty((*t.shape, len(self.theta)))
+        start = 0.0
+        for path, until in zip(self.paths, self.until, strict=True):
+            here = (t >= start) if until == self.until[-1] else (t >= start) & (t < until)
+            if here.any():
+                found[here] = path.interpolate(np.minimum(t[here], until) - start)
+            start = until
+        later = t > self.until[-1]
+        if self.home is not None and later.any():
+            ahead = t[later] - self.until[-1]
+            found[later] = self.theta + self.home.policy.displacement(self.theta, ahead)
+        return found
 
 
 def _arrived(result: Minimum, end: End) -> bool:
