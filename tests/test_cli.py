@@ -326,16 +326,20 @@ def reproduction(monkeypatch):
 
 
 def test_reproduce_passes_on_what_was_asked(reproduction, tmp_path):
-    def reproduce(out, what, progress):
+    asked = []
+
+    def reproduce(out, what, progress, *, full):
         progress("working")
-        assert what == ("equations", "fig2")
+        asked.append((what, full))
         return out / "index.html"
 
     reproduction.reproduce = reproduce
-    result = lossnav_command("reproduce", "equations", "fig2", "--out", str(tmp_path))
-    assert result.exit_code == 0
-    assert result.stdout == f"{tmp_path / 'index.html'}\n"
-    assert result.stderr == "working\n"
+    for option, full in (((), False), (("--quick",), False), (("--full",), True)):
+        result = lossnav_command("reproduce", "equations", "fig2", "--out", str(tmp_path), *option)
+        assert result.exit_code == 0
+        assert result.stdout == f"{tmp_path / 'index.html'}\n"
+        assert result.stderr == "working\n"
+        assert asked.pop() == (("equations", "fig2"), full)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ def test_reproduce_passes_on_what_was_asked(reproduction, tmp_path):
     ],
 )  # fmt: skip
 def test_how_a_failed_run_ends(reproduction, error, code, sentence):
-    def reproduce(out, what, progress):
+    def reproduce(out, what, progress, *, full):
         raise error
 
     reproduction.reproduce = reproduce

@@ -1,48 +1,253 @@
-"""The page of results: complete, self-contained, and the same bytes every time."""
+"""The page of results: complete, self-contained, the same bytes every time; and runs that go on."""
 
+import errno
+import functools
+import html
+import json
+import os
 import re
+import resource
+import shutil
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from lossnav.figures import fig1, fig2, fig3, transients
-from lossnav.reproduction import PARTS, derivations, paths, reproduce
+from lossnav import cli
+from lossnav.figures import _training_plans, basins, fig2, mixed, noise, regret, style
+from lossnav.reproduction import PARTS, derivations, keeping, kept_results, paths, reproduce
+from lossnav.reproduction.ledger import ledger
+from lossnav.studies.data import DataError
+
+FIGURES = [
+    "fig1", "fig2", "fig2ef", "fig3", "basins", "mixed", "spiral", "noise", "transients", "regret",
+]  # fmt: skip
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
+    """The whole page, with fewer displays, rates and steps, and on a machine without data."""
     out = tmp_path_factory.mktemp("results")
     said = []
-    return reproduce(out, (), said.append), said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LOSSNAV_DATA", raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(
+            derivations, "ledger", functools.partial(ledger, only=["3.2", "E.12", "G.30"])
+        )
+        for paper in _training_plans.PAPER.values():
+            patch.setitem(paper, "budget", {"epochs": 1})
+        patch.setattr(noise, "STEPS", 400)
+        patch.setattr(noise, "EXAMPLES", 60)
+        patch.setattr(regret, "RATES", (0.25,))
+        patch.setattr(regret, "STEPS", 30)
+        some = {name: regret.OBJECTIVES[name] for name in ("no discount", "γ = 1")}
+        patch.setattr(regret, "OBJECTIVES", some)
+        patch.setattr(basins, "STARTS", (-0.6,))
+        path = reproduce(out, (), said.append)
+    return path, said
 
 
 def test_the_page_is_complete_and_needs_no_network(page):
     path, said = page
-    html = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     assert len([line for line in said if line.startswith("[")]) == len(PARTS)
     for part in PARTS:
-        assert f'id="{part}"' in html
-    assert not re.findall(r'(?:src|href)="(?:https?:)?//', html)
-    for link in re.findall(r'href="([^"#]+)"', html):
+        assert f'<section id="{part}">' in text
+        assert f'href="#{part}"' in text
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
+    for link in re.findall(r'href="([^"#]+)"', text):
         assert (path.parent / link).stat().st_size > 0
-    for formula in re.findall(r"<math.*?</math>", html, flags=re.S):
+    for formula in re.findall(r"<math.*?</math>", text, flags=re.S):
         ElementTree.fromstring(formula)
 
 
+def test_every_figure_has_all_its_formats(page):
+    folder = page[0].parent
+    for name in FIGURES:
+        for kind, opening in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+            assert (folder / f"{name}.{kind}").read_bytes().startswith(opening)
+    tables = {path.stem for path in folder.glob("*.csv")}
+    for panels in ("1abc", "2abcdef", "3abcd"):
+        assert {f"fig{panels[0]}{letter}" for letter in panels[1:]} <= tables
+
+
+def test_the_page_says_what_was_trained_on_and_what_the_authors_have(page):
+    text = page[0].read_text(encoding="utf-8")
+    assert text.count("digits that come with scikit-learn") == 2
+    assert "104 times too close" in text
+    assert "1.0625" in text
+    assert "digits, not MNIST" in (page[0].parent / "fig2e.csv").read_text().splitlines()[1]
+
+
 def test_same_bytes_every_time(page, tmp_path):
-    path, _ = page
-    reproduce(tmp_path, ("fig2", "transients"))
-    for name in ("fig2.svg", "fig2.pdf", "fig2a.csv", "transients.svg", "transient_moved.csv"):
-        assert (tmp_path / name).read_bytes() == (path.parent / name).read_bytes()
+    folder = page[0].parent
+    again = reproduce(tmp_path, ("fig1", "mixed")).parent
+    files = [path for path in again.iterdir() if path.is_file() and path.name != "index.html"]
+    assert sorted({path.suffix for path in files}) == [".csv", ".pdf", ".png", ".svg"]
+    for path in files:
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
-def test_unknown_part_and_unwritable_folder(tmp_path):
+@pytest.fixture
+def counted(monkeypatch):
+    """How often two figures are worked out; they are drawn as one line, to be quick."""
+    calls = []
+    for name, module in (("fig2", fig2), ("mixed", mixed)):
+
+        def data(name=name):
+            calls.append(name)
+            return {f"{name} line": {"x": np.arange(3.0)}}
+
+        monkeypatch.setattr(module, "data", data)
+        monkeypatch.setattr(module, "draw", line)
+    return calls
+
+
+@style.styled
+def line(tables):
+    figure, ((ax,),) = style.panels(1, width=2.0, height=2.0)
+    for table in tables.values():
+        ax.plot(table["x"])
+    return figure
+
+
+def test_a_finished_part_is_not_made_again(counted, tmp_path, monkeypatch):
+    page = reproduce(tmp_path, ("fig2",))
+    before = page.read_bytes()
+    assert counted == ["fig2"]
+    said = []
+    reproduce(tmp_path, ("fig2",), said.append)
+    assert counted == ["fig2"]
+    assert said == ["[1/1] fig2", "  fig2 is as the last run left it"]
+    assert page.read_bytes() == before
+    (tmp_path / "fig2_line.csv").write_text("x\n")  # someone has changed a file
+    reproduce(tmp_path, ("fig2",))
+    assert counted == ["fig2"] * 2
+    (tmp_path / keeping.FOLDER / "fig2.json").write_text("{")  # a damaged record
+    reproduce(tmp_path, ("fig2",))
+    assert counted == ["fig2"] * 3
+    monkeypatch.setattr(keeping, "_code", lambda: "other code")
+    reproduce(tmp_path, ("fig2",))
+    assert counted == ["fig2"] * 4
+    assert page.read_bytes() == before
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_an_interrupted_run_goes_on_where_it_was(counted, tmp_path, monkeypatch):
+    def stopped(tables):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mixed, "draw", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(tmp_path, ("fig2", "mixed"))
+    page = reproduce(tmp_path, ("fig2", "mixed"))
+    assert counted == ["fig2", "mixed", "mixed"]
+    assert page.read_bytes() == reproduce(tmp_path / "other", ("fig2", "mixed")).read_bytes()
+
+
+def test_the_page_keeps_what_the_folder_holds(counted, tmp_path):
+    reproduce(tmp_path, ("training",))
+    text = reproduce(tmp_path, ("fig2",)).read_text(encoding="utf-8")
+    assert text.index('<section id="fig2">') < text.index('<section id="training">')
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [({}, True), ({"full": True}, False), ({"files": "other"}, False)],
+)
+def test_what_a_part_follows_from(change, same):
+    assert (
+        keeping.key("x", {"full": False, "files": "a"} | change)
+        == keeping.key("x", {"full": False, "files": "a"})
+    ) is same
+
+
+def test_data_are_told_apart_by_their_checksums(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOSSNAV_DATA", str(tmp_path))
+    seen = {keeping.held("mnist")}
+    for value in (0, 1):
+        np.savez(tmp_path / "mnist.npz", x_train=np.full(3, value))
+        seen.add(keeping.held("mnist"))
+    (tmp_path / "mnist.npz").write_bytes(b"cut")
+    seen.add(keeping.held("mnist"))
+    assert len(seen) == 4
+    assert "none" in seen
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["reproduce", *arguments])
+
+
+def test_a_folder_that_is_full(counted, tmp_path):
+    """The system itself refuses: no file may grow beyond a few blocks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
+    try:
+        result = run("fig2", "--out", str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f"Error: No room is left for the results in {tmp_path}"
+    )
+    assert len(result.stderr.splitlines()) == 2
+    assert not list(tmp_path.glob(".*.part"))
+    assert run("fig2", "--out", str(tmp_path)).exit_code == 0
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(keeping.tempfile, "mkstemp", refuse)
+    result = run("fig2", "--out", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"Error: The results cannot be written to {tmp_path}: Read-only file system. Choose another folder "
+        "with --out.\n"
+    )
+
+
+def test_unknown_part_and_impossible_folder(tmp_path):
     with pytest.raises(ValueError, match=r"no part named 'fig22'\. Did you mean 'fig2'"):
         reproduce(tmp_path, ("fig22",))
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written to"):
         reproduce(tmp_path / "file" / "results", ("fig2",))
+
+
+def test_a_part_without_its_extra_says_so_and_is_tried_again(tmp_path, monkeypatch):
+    def missing():
+        raise DataError("The digits come with scikit-learn, which is not installed.")
+
+    monkeypatch.setattr(noise, "examples", missing)
+    monkeypatch.setattr(noise, "process", lambda: (None, None))
+    said = []
+    text = reproduce(tmp_path, ("noise",), said.append).read_text(encoding="utf-8")
+    assert "which is not installed" in text
+    assert said[-1].startswith("  left out: The digits")
+    assert not (tmp_path / keeping.FOLDER / "noise.json").exists()
+
+
+def test_studies_and_fingerprints_are_shown_or_said_to_be_elsewhere(monkeypatch):
+    rows = [path.read_text().splitlines()[1:] for path in kept_results._files("training")]
+    shown = kept_results.training().body
+    assert shown.count("<tr><td>") == sum(map(len, rows)) > 0
+    found = kept_results.fingerprints().body
+    assert "<td>AdamW</td>" in found
+    assert "weight_decay = 0.1" in found
+    monkeypatch.setattr(kept_results, "_files", lambda name: [])
+    assert "source tree" in kept_results.training().body
+    assert "lossnav infer" in kept_results.fingerprints().body
 
 
 def test_every_exact_path_is_approached_at_second_order():
@@ -57,32 +262,55 @@ def test_examples_are_derived_for_each_section():
         assert section in where
 
 
-def test_fig1_crosses_over_and_gradient_flow_does_not():
-    table = fig1.data()["fig1b"]
-    assert table["theta1"][-1] == pytest.approx(fig1.MINIMUM[0])
-    assert table["flow theta1"][-1] == pytest.approx(-0.9304, abs=1e-3)
+def test_reproduction_does_not_import_torch():
+    program = (
+        "import sys, lossnav.reproduction; sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_fig2_rates():
-    """Four times the curvature: four times the rate when discounted, twice when ballistic."""
-    ratios = {name: column[-1] for name, column in fig2.data()["fig2d"].items()}
-    assert ratios["ratio gamma=0"] == pytest.approx(2.0)
-    assert 3.8 < ratios["ratio gamma=10"] < 4.0
+PROBE = """<script>addEventListener("load", () => parent.postMessage(JSON.stringify({
+wide: document.documentElement.scrollWidth, seen: innerWidth, images: document.images.length,
+bad: [...document.images].filter(i => !i.naturalWidth || i.width < 540).map(i => i.alt)}), "*"));</script>"""
+FRAME = """<iframe width="390" height="844" style="border: 0" srcdoc="PAGE"></iframe>
+<script>addEventListener("message", e => { document.title = e.data; });</script>"""
 
 
-def test_fig3_paths_end_where_they_should():
-    tables = fig3.data()
-    for letter, end in (("a", -0.5), ("b", -0.5), ("c", -0.5 * 4 / 104), ("d", -0.5 * 4 / 104)):
-        assert tables[f"fig3{letter} end"]["theta2"][0] == pytest.approx(end, rel=1e-6)
-        assert tables[f"fig3{letter}"]["theta2"][-1] == pytest.approx(end, abs=1e-6)
+def browse(folder, *arguments):
+    """Run a browser without a window; what it prints."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]  # fmt: skip
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=180
+    ).stdout
 
 
-def test_variance_rises_to_a_new_balance_or_only_for_a_while():
-    """App. I: a flatter basin raises v for good; a moved one raises it while the mean moves."""
-    tables = transients.data()
-    flatter, moved = tables["transient flatter"]["v"], tables["transient moved"]["v"]
-    assert [flatter[0], moved[0]] == pytest.approx([0.25, 0.25])
-    assert (np.diff(flatter) > -1e-9).all()
-    assert flatter[-1] == pytest.approx(1.0, abs=1e-3)
-    assert moved.max() > 0.4
-    assert moved[-1] == pytest.approx(0.25, abs=1e-3)
+def test_in_a_browser_at_the_width_of_a_phone(page, tmp_path):
+    """Every figure is there and large enough to read, and nothing makes the page wider than the screen."""
+    text = page[0].read_text(encoding="utf-8")
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert text.count("<img") == len(FIGURES)
+    if BROWSER is None:
+        return
+    probe = tmp_path / "page.html"
+    probe.write_text(FRAME.replace("PAGE", html.escape(text + PROBE)), encoding="utf-8")
+    shown = browse(tmp_path, "--virtual-time-budget=20000", "--dump-dom", probe.as_uri())
+    title = re.search(r"<title>(.*?)</title>", shown)
+    assert title is not None, shown[:2000]
+    found = json.loads(html.unescape(title[1]))
+    assert found["seen"] == 390
+    assert found["wide"] <= 390
+    assert found["bad"] == []
+    assert found["images"] == len(FIGURES)
+
+
+def test_printed_by_a_browser(page, tmp_path):
+    """On paper: a page or more for the figures, and no navigation."""
+    style = page[0].read_text(encoding="utf-8").split("@media print", 1)[1]
+    assert "nav, .files { display: none; }" in style
+    if BROWSER is None:
+        return
+    paper = tmp_path / "page.pdf"
+    browse(tmp_path, f"--print-to-pdf={paper}", page[0].as_uri())
+    raw = paper.read_bytes()
+    assert raw.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", raw)) >= 6

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from lossnav import __version__, _cli_infer, _cli_study
+from lossnav import __version__, _cli_infer, _cli_reproduce, _cli_study
 
 if TYPE_CHECKING:
     from lossnav.derivation import EulerLagrange
@@ -287,20 +287,7 @@ def rank(
 
 app.command()(_guarded(_cli_infer.infer))
 app.command()(_guarded(_cli_study.study))
-
-
-@app.command()
-@_guarded
-def reproduce(
-    what: Annotated[
-        list[str] | None, typer.Argument(help="Parts to rebuild, such as equations; all if none.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("results"),
-) -> None:
-    """Rebuild the paper's results into a page, OUT/index.html."""
-    from lossnav.reproduction import reproduce as rebuild
-
-    typer.echo(str(rebuild(out, tuple(what or ()), _say)))
+app.command()(_guarded(_cli_reproduce.reproduce))
 
 
 @app.command()

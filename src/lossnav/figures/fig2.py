@@ -1,4 +1,4 @@
-"""Fig. 2a-d: what the discount does. Exact paths on quadratic losses, for gamma = 0, 1 and 10."""
+"""Fig. 2a-d: what the discount does. Exact paths on quadratic losses, for γ = 0, 1 and 10."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lossnav.curvature import decay_rate
-from lossnav.figures.style import COLOURS, DASHES, RED, Tables, contours, panels, styled
+from lossnav.figures.style import COLOURS, DASHES, RED, WIDTH, Tables, contours, panels, styled
 from lossnav.landscapes import Quadratic
 from lossnav.objective import Objective
 from lossnav.solvers import solve
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 GAMMAS = (0.0, 1.0, 10.0)
 TITLE = "Effect of the discount rate"
+NOTES = (
+    "Paths come from a Riccati equation, not from the formula that panel d draws; both agree to rounding.",
+)
 LINE = Quadratic(1.0, minimum=[1.0])
 PLANE = Quadratic([1 / 9, 1.0])
 PLANE_START = (-3.0, -3.0)
@@ -51,8 +54,8 @@ def data() -> Tables:
 
 @styled
 def draw(tables: Tables) -> Figure:
-    """The four panels in one row."""
-    figure, ((traces, losses, plane, rates),) = panels(4, width=11.0, height=2.7)
+    """The four panels, two by two."""
+    figure, ((traces, losses), (plane, rates)) = panels(2, width=WIDTH, height=4.6, rows=2)
     contours(plane, PLANE, (-3.3, 0.6, -3.3, 0.6))
     for gamma, colour, dash in zip(GAMMAS, COLOURS, DASHES, strict=True):
         look = {"color": colour, "linestyle": dash, "label": rf"$\gamma = {gamma:g}$"}
@@ -70,7 +73,7 @@ def draw(tables: Tables) -> Figure:
     )
     losses.legend()
     plane.plot(0, 0, "o", color=RED, markersize=5)
-    plane.set_title("c  Two curvatures")
+    plane.set(title="c  Two curvatures", aspect="auto")
     rates.set(
         title="d  Rate against curvature", xlabel="curvature $h$", ylabel="rate / rate at $h=1$",
         xlim=(0, 4), ylim=(0, 4),

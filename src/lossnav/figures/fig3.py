@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossnav.figures.style import BLUE, ORANGE, RED, Tables, contours, panels, styled
+from lossnav.figures.style import BLUE, ORANGE, RED, WIDTH, Tables, contours, panels, styled
 from lossnav.geometry import Decay, Rotation
 from lossnav.landscapes import Quadratic
 from lossnav.objective import Objective
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Geometry and drift shape the path"
+NOTES = (
+    "In the authors' notebook the orange dot of panel c is 104 times too close to the origin: its limit lacks the matrix "
+    "B (errata 14). Here it is where the path ends.",
+)
 LOSS = Quadratic([4.0, 4.0], minimum=[0.0, -0.5])
 START = (1.5, 1.5)
 OBJECTIVES = {
@@ -46,8 +50,9 @@ def data() -> Tables:
 
 @styled
 def draw(tables: Tables) -> Figure:
-    """The four panels in one row; red: minimum of the loss, orange: where the path ends."""
-    figure, (axes,) = panels(4, width=11.0, height=3.2)
+    """The four panels, two by two; red: minimum of the loss, orange: where the path ends."""
+    figure, grid = panels(2, width=WIDTH, height=6.4, rows=2)
+    axes = grid.ravel()
     for ax, letter, title in zip(axes, "abcd", OBJECTIVES, strict=True):
         path, end = tables[f"fig3{letter}"], tables[f"fig3{letter} end"]
         contours(ax, LOSS, (-2.2, 2.2, -2.2, 2.2))

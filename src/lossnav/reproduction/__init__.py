@@ -6,49 +6,53 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lossnav import _checks
-from lossnav.figures import fig1, fig2, fig3, style, transients
-from lossnav.reproduction import derivations, paths
-from lossnav.reproduction.page import Section, figure_section, write_page
+from lossnav.reproduction import keeping
+from lossnav.reproduction.page import write_page
+from lossnav.reproduction.parts import PARTS, Job, current, made
 
-_FIGURES = {"fig1": fig1, "fig2": fig2, "fig3": fig3, "transients": transients}
-PARTS = ("equations", *_FIGURES, "paths")
+__all__ = ["PARTS", "reproduce"]
 
 
 def reproduce(
-    out: Path, what: Sequence[str] = (), progress: Callable[[str], None] = lambda _: None
+    out: Path,
+    what: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    full: bool = False,
 ) -> Path:
     """Rebuild the named parts of the paper into ``out/index.html``, with figures and data beside it.
 
+    A part that an earlier run has finished in the same folder is not made again, unless the code, the
+    versions below it, its settings or its data have changed. The page shows all that the folder holds.
+
     Args:
         out: Folder to write to; made if it is not there.
-        what: Some of ``equations``, ``fig1``, ``fig2``, ``fig3``, ``transients`` and ``paths``; nothing
-            or ``all`` means all.
+        what: Names of parts, see `PARTS`; nothing or ``all`` means all.
         progress: Called with a line before each part.
+        full: Train as long as the paper does, which takes hours; else short runs stand in for it.
 
     Returns:
         The path of the page.
+
+    Raises:
+        ValueError: The folder cannot be written, or is full: one sentence says so. What is finished is kept.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = reproduce(Path(folder), ["fig2"])
+        ...     page.name, (page.parent / "fig2d.csv").exists()
+        ('index.html', True)
     """
     wanted = [_checks.choice("part", part, [*PARTS, "all"]) for part in what]
-    parts = PARTS if not wanted or "all" in wanted else [p for p in PARTS if p in wanted]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"The results cannot be written to {out}: {error.strerror or error}. Choose another folder "
-            "with --out."
-        ) from None
-    sections: list[Section] = []
-    for number, part in enumerate(parts, 1):
-        progress(f"[{number}/{len(parts)}] {part}")
-        if part in _FIGURES:
-            module = _FIGURES[part]
-            tables = module.data()
-            style.save(module.draw(tables), out, part)
-            for name, table in tables.items():
-                style.save_csv(table, out, name.replace(" ", "_"))
-            sections.append(figure_section(part, module, out, list(tables)))
-        elif part == "equations":
-            sections.append(derivations.section(out, progress))
-        else:
-            sections.append(paths.section())
-    return write_page(out, sections)
+    names = [name for name in PARTS if not wanted or "all" in wanted or name in wanted]
+    with keeping.writing(out):
+        keeping.prepare(out)
+    job = Job(out, full, progress)
+    sections = {}
+    for number, name in enumerate(names, 1):
+        progress(f"[{number}/{len(names)}] {name}")
+        sections[name] = made(name, job)
+    found = [sections.get(name) or current(name, job) for name in PARTS]
+    with keeping.writing(out):
+        return write_page(out, [section for section in found if section is not None])

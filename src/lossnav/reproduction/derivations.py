@@ -75,7 +75,7 @@ def _double_well(wells: Function) -> str:
 def section(folder: Path, progress: Callable[[str], None] = lambda _: None) -> Section:
     """The ledger of all displays, written to ``folder`` too, and the examples with their equations."""
     entries = ledger(progress=progress)
-    report.write(entries, folder)
+    files = report.write(entries, folder)
     progress(f"  {summary(entries)}")
     blocks = [_block(example, derive(example.objective)) for example in examples()]
     body = (
@@ -86,7 +86,7 @@ def section(folder: Path, progress: Callable[[str], None] = lambda _: None) -> S
         + "\n".join(blocks)
         + f'<h3 id="ledger">Every display of the paper</h3>{report.body(entries)}'
     )
-    return Section("equations", "Equations", body, report.STYLE)
+    return Section("equations", "Every equation, checked", body, report.STYLE, tuple(files))
 
 
 def _block(example: Example, equations: EulerLagrange) -> str:
@@ -104,7 +104,7 @@ def _block(example: Example, equations: EulerLagrange) -> str:
         cells = "".join(
             f"<tr><th>{escape(n)}</th><td>{mathml(r)}</td></tr>" for n, r in known.items()
         )
-        table = f"<table class='limits'>{cells}</table>"
+        table = f"<div class='wide'><table class='limits'>{cells}</table></div>"
     note = f"<p class='note'>{example.note}</p>" if example.note else ""
     return (
         f"<article><h4>{escape(example.title)} <small>{escape(example.where)}</small></h4>"

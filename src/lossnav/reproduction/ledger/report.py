@@ -7,7 +7,6 @@ import dataclasses
 import io
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from lossnav.figures.style import whole
 from lossnav.reproduction.ledger import Correction, Entry, Verdict, summary
 
 STYLE = """
@@ -133,8 +133,9 @@ def _numbers(entry: Entry) -> str:
     return "Eq. " + ", ".join(f"({n})" for n in entry.number)
 
 
-def write(entries: Sequence[Entry], folder: Path) -> None:
-    """Write ``ledger.json``, ``ledger.csv`` and the code of the checks, ``ledger/*.html``."""
+def write(entries: Sequence[Entry], folder: Path) -> list[str]:
+    """Write ``ledger.json``, ``ledger.csv`` and the code of the checks, ``ledger/*.html``; return the names."""
+    names = ["ledger.json", "ledger.csv"]
     _write(folder / "ledger.json", _json(entries))
     _write(folder / "ledger.csv", _csv(entries))
     (folder / "ledger").mkdir(exist_ok=True)
@@ -145,7 +146,9 @@ def write(entries: Sequence[Entry], folder: Path) -> None:
             for n, line in enumerate(source.read_text("utf-8").splitlines(), 1)
         )
         page = _CODE.format(name=place, lines=lines)
-        _write(folder / "ledger" / f"{Path(place).stem}.html", page)
+        names.append(f"ledger/{Path(place).stem}.html")
+        _write(folder / names[-1], page)
+    return names
 
 
 def _json(entries: Sequence[Entry]) -> str:
@@ -176,6 +179,5 @@ def _csv(entries: Sequence[Entry]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
