@@ -36,7 +36,12 @@ plt.rcParams.update({
     "svg.hashsalt": "lossnav", "svg.fonttype": "path", "font.size": 8.5, "axes.spines.top": False,
     "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8,
 })  # fmt: skip
-STUDIES = {"text_1m": (2.1, 2.75), "text_small": (2.25, 2.9), "text_small_matrix": (2.0, 2.7)}
+STUDIES = {
+    "text_1m": (2.1, 2.75),
+    "text_small": (2.25, 2.9),
+    "text_small_matrix": (2.0, 2.5),
+    "text_1m_matrix": (1.8, 2.3),
+}
 
 
 def rows(name):
