@@ -41,7 +41,7 @@ clean:  ## Remove the environment and everything made
 
 # Each stamp is remade when the project's requirements change, and only then.
 $(VENV)/.checks: $(FRAME) | $(BIN)/pip
-	$(PIP) -e ".[torch,jax,study,ray,tensorboard,mlflow,wandb,fast,examples,test,docs]"
+	$(PIP) -e ".[torch,jax,explore,study,ray,tensorboard,mlflow,wandb,fast,examples,test,docs]"
 	@touch $@ $(VENV)/.reproduce
 
 $(VENV)/.reproduce: $(FRAME) | $(BIN)/pip

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from lossnav import __version__, _cli_infer, _cli_reproduce, _cli_study
+from lossnav import __version__, _cli_explore, _cli_infer, _cli_reproduce, _cli_study
 
 if TYPE_CHECKING:
     from lossnav.derivation import EulerLagrange
@@ -288,6 +288,7 @@ def rank(
 app.command()(_guarded(_cli_infer.infer))
 app.command()(_guarded(_cli_study.study))
 app.command()(_guarded(_cli_reproduce.reproduce))
+app.command()(_guarded(_cli_explore.explore))
 
 
 @app.command()

@@ -1,0 +1,174 @@
+"""Export: the page as plain files, with answers worked out for a grid of settings; it opens from disk.
+
+A page from disk may not fetch files, so each part of the answers is a script that hands them over. Numbers have five
+digits and paths every second point, which is more than a screen can show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lossnav.explorer import api
+from lossnav.explorer.assets import assets
+from lossnav.explorer.terrain import TERRAINS, Terrain
+
+GAMMAS = (0.1, 0.6, 2.0, 8.0)
+RULES = ("ours", "flow", "momentum", "adam")
+VARIANTS = (
+    {"metric": "euclidean", "drift": "none"},
+    {"metric": "anisotropic", "drift": "none"},
+    {"metric": "euclidean", "drift": "decay"},
+    {"metric": "euclidean", "drift": "rotation"},
+)
+_NOTE = "Made by lossnav: this folder is replaced by the next export.\n"
+_MARK = "lossnav-explorer.txt"
+
+
+def export(
+    folder: Path,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    landscapes: Sequence[str] = tuple(TERRAINS),
+    gammas: Sequence[float] = GAMMAS,
+    variants: Sequence[dict[str, str]] = VARIANTS,
+    starts: int = 5,
+) -> int:
+    """Write the page and its answers; return how many bytes that are.
+
+    Args:
+        folder: Where to; made if need be. One that holds anything else than an export is refused.
+        say: Told how far the work is.
+        landscapes: Which landscapes.
+        gammas: Which discount rates, besides the landscape's own.
+        variants: Which metrics and drifts.
+        starts: How many starts, from 1 to 5.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--export is {folder}, but that is a file: give a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).exists():
+        raise ValueError(
+            f"--export is {folder}, but there are other things in it: give an empty or a new folder."
+        )
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"--export is {folder}, but there is no folder {folder.parent}.")
+    made = Path(tempfile.mkdtemp(prefix=".explorer-", dir=folder.absolute().parent))
+    try:
+        grid = {name: _grid(TERRAINS[name], gammas, variants, starts) for name in landscapes}
+        size = _write(made, say, {"landscapes": grid})
+        made.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return size
+
+
+def _write(folder: Path, say: Callable[[str], None], grid: dict[str, Any]) -> int:
+    (folder / "static").mkdir()
+    (folder / "data").mkdir()
+    (folder / _MARK).write_text(_NOTE, encoding="utf-8")
+    for name, asset in assets().items():
+        place = folder if name == "index.html" else folder / "static"
+        (place / name).write_bytes(asset.body)
+    catalogue = api.catalogue()
+    catalogue["rules"] = {name: catalogue["rules"][name] for name in RULES}
+    stored = json.dumps({"catalogue": catalogue, "grid": grid}, separators=(",", ":"))
+    (folder / "static" / "manifest.js").write_text(
+        f'"use strict";\nExplorer.stored = {stored};\n', encoding="utf-8"
+    )
+    for key, answer in _answers(grid, say):
+        text = json.dumps(_short(answer), separators=(",", ":"), allow_nan=False)
+        (folder / "data" / f"{key}.js").write_text(
+            f'Explorer.keep("{key}", {text});\n', encoding="utf-8"
+        )
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _grid(
+    terrain: Terrain, gammas: Sequence[float], variants: Sequence[dict[str, str]], starts: int
+) -> dict[str, Any]:
+    """The settings of one landscape that are worked out."""
+    x0, x1, y0, y1 = terrain.box
+    own = [terrain.settings["x"], terrain.settings["y"]]
+    corners = [
+        [round(x0 + u * (x1 - x0), 3), round(y0 + v * (y1 - y0), 3)]
+        for u in (0.22, 0.78)
+        for v in (0.22, 0.78)
+    ]
+    if terrain.positive:
+        variants = ({"metric": "fisher", "drift": "none"}, VARIANTS[0])
+    return {
+        "gammas": sorted({terrain.settings["gamma"], *gammas}), "starts": [own, *corners][:starts], "variants": list(variants),
+        "width": x1 - x0, "height": y1 - y0,
+    }  # fmt: skip
+
+
+def _answers(grid: dict[str, Any], say: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
+    yield "beliefs", api.answer("beliefs", {})
+    yield "uncertainty", api.answer("uncertainty", {})
+    for name, here in grid["landscapes"].items():
+        say(f"{name} ...")
+        yield f"landscape-{name}", api.answer("landscape", {"landscape": name})
+        for g, gamma in enumerate(here["gammas"]):
+            for v, variant in enumerate(here["variants"]):
+                request = {"landscape": name, "gamma": gamma, **variant}
+                starts = [_start(request | {"x": x, "y": y}) for x, y in here["starts"]]
+                yield (
+                    f"{name}-{g}-{v}",
+                    {
+                        "field": _answer("field", request),
+                        "equations": _answer("equations", request),
+                        "starts": starts,
+                    },
+                )
+
+
+def _start(request: dict[str, Any]) -> dict[str, Any]:
+    """What depends on where the path starts."""
+    path = _answer("path", request)
+    for one in (path, *path.get("candidates", ())):
+        _thin(one)
+        one.pop("discount", None)
+    rules = _answer("rules", request | {"rules": list(RULES)})
+    for one in rules.get("rows", ()):
+        _thin(one)
+    words = _answer("equations", request)
+    return {
+        "path": path,
+        "rules": rules,
+        "words": {name: words[name] for name in ("python", "toml") if name in words},
+    }
+
+
+def _answer(question: str, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return api.answer(question, request)
+    except api.Refused as error:
+        return {"error": str(error)}
+
+
+def _thin(one: dict[str, Any]) -> None:
+    """Every second point, and the last one."""
+    for name, values in one.items():
+        if name in ("t", "x", "y", "loss", "kinetic", "potential", "discount") and isinstance(
+            values, list
+        ):
+            one[name] = values[:-1:2] + values[-1:]
+
+
+def _short(value: Any) -> Any:
+    """Numbers to five digits."""
+    if isinstance(value, dict):
+        return {key: _short(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_short(inner) for inner in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

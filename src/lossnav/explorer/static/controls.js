@@ -1,0 +1,92 @@
+// Controls: sliders with a number beside each, lists and boxes; all of them say their label and their value.
+"use strict";
+
+Explorer.controls = (() => {
+  const { make } = Explorer;
+  const refreshers = [];
+
+  // A slider goes by powers of ten where both ends are positive; "zero" adds 0 at its left end.
+  const scales = (kind, low, high) => {
+    if (kind === "plain") return { to: (v) => (v - low) / (high - low), from: (s) => low + s * (high - low) };
+    const log = Math.log(high / low), gap = kind === "zero" ? 0.04 : 0;
+    return {
+      to: (v) => (v <= 0 ? 0 : Math.max(gap, gap + (1 - gap) * Math.log(Math.max(v, low) / low) / log)),
+      from: (s) => (s < gap / 2 && gap ? 0 : low * Math.exp(log * Math.max(0, (s - gap) / (1 - gap)))),
+    };
+  };
+
+  function slider(key, label, { kind = "log", low, high, field, title = "", step = "any" }) {
+    const { values, set } = Explorer.state;
+    const scale = scales(kind, low, high);
+    const id = `c-${key}`;
+    const range = make("input", { type: "range", id, min: 0, max: 1000, step: 1, title, "aria-label": label });
+    const box = make("input", { type: "number", id: `${id}-n`, min: field.minimum, max: field.maximum, step, "aria-label": `${label}, exactly` });
+    const round = (v) => Number(v.toPrecision(3));
+    const change = (value) => set({ [key]: step === 1 ? Math.round(value) : value });
+    range.addEventListener("input", () => change(round(scale.from(range.value / 1000))));
+    box.addEventListener("change", () => {
+      const value = Number(box.value);
+      const ok = box.value !== "" && value >= field.minimum && value <= field.maximum;
+      box.setAttribute("aria-invalid", String(!ok));
+      Explorer.trouble(key, ok ? null : new Error(`${label} must be from ${field.minimum} to ${field.maximum}.`));
+      if (ok) change(value);
+    });
+    refreshers.push(() => {
+      const value = values[key];
+      const off = value === null;
+      range.disabled = box.disabled = off || isFixed(key);
+      if (off) { box.value = ""; return; }
+      range.value = Math.round(1000 * Math.min(1, scale.to(value)));
+      range.setAttribute("aria-valuetext", Explorer.number(value));
+      if (document.activeElement !== box) box.value = Number(value.toPrecision(4));
+    });
+    return make("div", { class: "row" }, make("label", { for: id }, label), box, range);
+  }
+
+  function list(key, label, options) {
+    const { values, set } = Explorer.state;
+    const select = make("select", { id: `c-${key}`, "aria-label": label }, ...Object.entries(options).map(([value, text]) => make("option", { value }, text)));
+    select.addEventListener("change", () => set({ [key]: select.value }));
+    refreshers.push(() => { select.value = values[key]; select.disabled = isFixed(key); });
+    return make("div", { class: "row wide" }, make("label", { for: `c-${key}` }, label), select);
+  }
+
+  function check(key, label, { on = true, off = false, swatch = null } = {}) {
+    const { values, set } = Explorer.state;
+    const box = make("input", { type: "checkbox", id: `c-${key}-check` });
+    box.addEventListener("change", () => set({ [key]: box.checked ? (typeof on === "function" ? on() : on) : off }));
+    refreshers.push(() => { box.checked = values[key] !== off; box.disabled = isFixed(key); });
+    return make("label", { class: "check" }, box, label, swatch);
+  }
+
+  function member(key, name, label) {
+    const { values, set } = Explorer.state;
+    const box = make("input", { type: "checkbox", id: `c-${key}-${name}` });
+    const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
+    box.addEventListener("change", () => {
+      const kept = Object.keys(Explorer.state.catalogue.rules).filter((rule) => (rule === name ? box.checked : values[key].includes(rule)));
+      set({ [key]: kept });
+    });
+    refreshers.push(() => {
+      box.checked = values[key].includes(name);
+      swatch.style.borderTopColor = Explorer.colours()[name];
+    });
+    return make("label", { class: "check" }, box, label, swatch);
+  }
+
+  function words(key, label, hint) {
+    const { values, set } = Explorer.state;
+    const box = make("input", { type: "text", id: `c-${key}`, spellcheck: "false", autocomplete: "off", maxlength: 300, "aria-describedby": `c-${key}-hint` });
+    box.addEventListener("change", () => set({ [key]: box.value, landscape: "expression" }));
+    box.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); box.blur(); box.focus(); } });
+    refreshers.push(() => { if (document.activeElement !== box) box.value = values[key]; box.disabled = isFixed(key); });
+    return make("div", { class: "row wide" }, make("label", { for: `c-${key}` }, label), box, make("p", { class: "hint", id: `c-${key}-hint` }, hint));
+  }
+
+  const free = ["landscape", "gamma", "x", "y", "metric", "drift", "rules", "field", "others", "picture"];
+  const isFixed = (key) => Boolean(Explorer.stored) && !free.includes(key);
+  const group = (title, ...children) => make("fieldset", {}, make("legend", {}, title), ...children);
+  const shownIf = (element, test) => { refreshers.push(() => { element.hidden = !test(Explorer.state.values); }); return element; };
+  const refresh = () => refreshers.forEach((refresher) => refresher());
+  return { slider, list, check, member, words, group, shownIf, refresh };
+})();

@@ -1,0 +1,55 @@
+// Small things that every part of the page needs.
+"use strict";
+
+Explorer.$ = (id) => document.getElementById(id);
+
+// An element with attributes and children; text is never read as HTML.
+Explorer.make = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "vars") Object.entries(value).forEach(([key, v]) => element.style.setProperty(key, v));
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+};
+
+Explorer.number = (value, digits = 4) => {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e5 || size < 1e-3)) return value.toExponential(2).replace("-", "−").replace("e+", "e");
+  return String(Number(value.toPrecision(digits))).replace("-", "−");
+};
+Explorer.place = (point) => (point ? `(${point.map((v) => Explorer.number(Math.abs(v) < 1e-9 ? 0 : v, 3)).join(", ")})` : "none: it runs on");
+
+// MathML from the server is parsed as XML and only its elements of mathematics are taken over.
+Explorer.maths = (texts) => texts.map((text) => {
+  const parsed = new DOMParser().parseFromString(text, "application/xml").documentElement;
+  const bad = parsed.namespaceURI !== "http://www.w3.org/1998/Math/MathML" || parsed.querySelector("annotation-xml, maction");
+  return bad ? document.createTextNode(text) : document.importNode(parsed, true);
+});
+
+Explorer.fill = (id, ...children) => Explorer.$(id).replaceChildren(...children);
+
+Explorer.later = (work, wait) => {
+  let timer = 0;
+  return (...given) => { clearTimeout(timer); timer = setTimeout(() => work(...given), wait); };
+};
+
+// One place for what went wrong: shown, and read out.
+Explorer.trouble = (() => {
+  const known = new Map();
+  return (what, error) => {
+    if (error) known.set(what, error.message); else known.delete(what);
+    const box = Explorer.$("error");
+    const sentences = [...new Set(known.values())];
+    box.hidden = !sentences.length;
+    const text = sentences.join(" ");
+    if (box.textContent !== text) box.textContent = text;
+  };
+})();
+
+Explorer.plot = (id, traces, layout, config = {}) =>
+  Plotly.react(Explorer.$(id), traces, Explorer.layout(layout), { displayModeBar: false, responsive: true, scrollZoom: false, ...config });

@@ -1,0 +1,59 @@
+// Main: views, and who is told of a change. The catalogue is asked for before plotly.js is read.
+"use strict";
+
+Explorer.catalogue = Explorer.stored ? Promise.resolve(Explorer.stored.catalogue) : fetch("api/catalogue").then((response) => response.json());
+
+Explorer.main = (() => {
+  const { $, state } = Explorer;
+  const VIEWS = ["paths", "beliefs", "uncertainty"];
+  const begun = new Set();
+
+  function show(view) {
+    for (const name of VIEWS) {
+      const tab = $(`tab-${name}`);
+      tab.setAttribute("aria-selected", String(name === view));
+      tab.tabIndex = name === view ? 0 : -1;
+      $(`view-${name}`).hidden = name !== view;
+    }
+    for (const item of document.querySelectorAll('[data-export="toml"]')) item.hidden = view !== "paths";
+    if (begun.has(view)) Explorer[view].redraw(); else { begun.add(view); Explorer[view].all(); }
+  }
+
+  function changed(keys) {
+    Explorer.controls.refresh();
+    Explorer.paths.refresh();
+    if (keys.includes("view")) show(state.values.view);
+    const parts = { paths: keys.filter((key) => !key.includes(".")), beliefs: keys.filter((key) => key.startsWith("b.")), uncertainty: keys.filter((key) => key.startsWith("u.")) };
+    for (const view of VIEWS) if (begun.has(view) && parts[view].length) Explorer[view].changed(parts[view]);
+  }
+
+  function tabs() {
+    $("tabs").addEventListener("click", (event) => { const { view } = event.target.dataset; if (view) state.set({ view }); });
+    $("tabs").addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = VIEWS[(VIEWS.indexOf(state.values.view) + step + VIEWS.length) % VIEWS.length];
+      state.set({ view: next });
+      $(`tab-${next}`).focus();
+    });
+  }
+
+  async function begin() {
+    state.begin(await Explorer.catalogue);
+    if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values));
+    VIEWS.forEach((view) => Explorer[view].controls());
+    for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
+    tabs();
+    Explorer.handle.begin();
+    Explorer.play.begin();
+    Explorer.exports.begin();
+    $("theme").addEventListener("click", () => Explorer.theme.toggle());
+    Explorer.theme.watch(() => { Explorer.controls.refresh(); Explorer[state.values.view].redraw(); Explorer.map.legend(); });
+    window.addEventListener("hashchange", () => { state.follow(location.hash); if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values)); Explorer.controls.refresh(); Explorer.paths.refresh(); begun.clear(); show(state.values.view); });
+    state.watch(changed);
+    Explorer.controls.refresh();
+    Explorer.paths.refresh();
+    show(state.values.view);
+  }
+  return { begin };
+})();

@@ -1,0 +1,60 @@
+// Panels: numbers and words beside the picture.
+"use strict";
+
+Explorer.panels = (() => {
+  const { make, number, place, fill } = Explorer;
+  const pairs = (list) => make("dl", {}, ...list.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+
+  function table(heads, rows) {
+    return make("table", {},
+      make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
+      make("tbody", {}, ...rows.map(({ cells, colour, best, title }) => make("tr", { class: best ? "best" : null, title },
+        make("th", { scope: "row", vars: colour ? { "--mark": colour } : {} }, cells[0]), ...cells.slice(1).map((cell) => make("td", {}, cell))))));
+  }
+
+  function summary(path) {
+    const c = Explorer.colours();
+    const rest = path.rest ? [["At rest", `${number(path.rest)} per unit of time, not in J`]] : [];
+    const parts = [pairs([
+      ["Cost J", number(path.J, 6)], ["Ends at", place(path.end)], ["First velocity", place(path.velocity0)], ...rest,
+      ["Error, estimated", path.error === null ? "unknown" : path.error.toExponential(0)],
+    ])];
+    if (path.candidates.length) {
+      const rows = [path, ...path.candidates].map((one, i) => ({
+        cells: [place(one.end), number(one.J, 6), i ? `+${number(one.J - path.J, 3)}` : "best"], colour: i ? c.other : c.optimal, best: !i,
+      }));
+      parts.push(make("h3", { class: "note" }, "Basins that compete"), table(["End", "J", ""], rows));
+    }
+    parts.push(make("p", { class: "note" }, path.message));
+    fill("summary", ...parts);
+    Explorer.$("status").textContent = `Optimal path: J ${number(path.J, 5)}, ends at ${place(path.end)}. ${path.message}`;
+  }
+
+  function ranking(found) {
+    const c = Explorer.colours();
+    const rows = found.rows.map((row, i) => ({
+      cells: [row.title, row.J === null ? "–" : number(row.J, 5), row.J === null || found.J === null ? "–" : `+${number(row.J - found.J, 3)}`, row.rate === null ? "" : number(row.rate, 3)],
+      colour: c[row.name], best: !i && row.J !== null, title: row.note || null,
+    }));
+    const top = { cells: ["Optimal path", number(found.J, 5), "0", ""], colour: c.optimal };
+    const notes = found.rows.filter((row) => row.note).map((row) => `${row.title}: ${row.note}`);
+    fill("ranking", table(["Rule", "J", "regret", "rate"], [...(found.J === null ? [] : [top]), ...rows]),
+      make("p", { class: "note" }, `J over the time ${number(found.T, 3)}, a step every ${number(found.dt, 3)}. `
+        + (Explorer.state.values.rate === null ? "Each rate is the best of 17 by J." : "The rate is the one set.")),
+      ...notes.map((note) => make("p", { class: "note" }, note)),
+      ...(found.J === null ? [make("p", { class: "note" }, `No optimal path over this time: ${found.why}`)] : []));
+  }
+
+  function equations(found) {
+    const letters = Object.entries({ η: found.letters.eta, k: found.letters.k, γ: found.letters.gamma }).map(([name, value]) => `${name} = ${number(value)}`).join(", ");
+    const drawn = found.mathml.length ? Explorer.maths(found.mathml) : [make("pre", {}, found.text)];
+    fill("equations", ...drawn, make("p", { class: "note" }, `with ${letters}`));
+    const lines = found.rule.split("\n").filter((one) => one.startsWith("- ")).map((one) => make("li", {}, one.slice(2)));
+    const step = found.step.mathml.length
+      ? [make("p", { class: "note" }, "The step over dt in a direction with gradient g and curvature h, with its rate ρ:"), make("div", { class: "maths" }, ...Explorer.maths(found.step.mathml))]
+      : [make("p", { class: "note" }, found.step.why)];
+    fill("rule", ...step, make("p", { class: "note" }, "It is optimal for a learner who assumes:"), make("ul", { class: "words" }, ...lines));
+    Explorer.$("python").textContent = found.python;
+  }
+  return { summary, ranking, equations, table, pairs };
+})();

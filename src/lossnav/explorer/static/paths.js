@@ -1,0 +1,89 @@
+// Paths: the first view. A change asks for what depends on it: the path at once, the rest when the hand rests.
+"use strict";
+
+Explorer.paths = (() => {
+  const { state, map, panels, later, trouble } = Explorer;
+  const latest = {};
+
+  async function ask(question, use, view = "paths") {
+    const box = { rules: "ranking", equations: "equations" }[question];
+    if (box) Explorer.$(box).classList.add("waiting");
+    try {
+      const found = await Explorer.ask(question, state.request(view));
+      if (found === null) return; // a newer question is on its way
+      latest[question] = found;
+      trouble(question, null);
+      await use(found);
+    } catch (error) {
+      if (!(error instanceof Explorer.Refused)) throw error;
+      trouble(question, error);
+    }
+    if (box) Explorer.$(box).classList.remove("waiting");
+  }
+
+  const land = () => ask("landscape", (found) => map.setLand(found));
+  const path = () => ask("path", async (found) => {
+    await map.setPath(found);
+    Explorer.drawn = (Explorer.drawn || 0) + 1; // these two are read by the benchmark
+    Explorer.first ||= performance.now();
+    panels.summary(found);
+    Explorer.play.show();
+    costs(found);
+  });
+  const costs = later((found) => Explorer.costs.draw(found), 120);
+  const rules = later(() => (state.values.rules.length ? ask("rules", (found) => { panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : noRules()), 140);
+  const noRules = () => { panels.ranking({ rows: [], J: null, T: 0, dt: 0, why: "" }); Explorer.fill("ranking", Explorer.make("p", { class: "note" }, "Choose a rule to compare.")); return map.setRules({ rows: [] }); };
+  const equations = later(() => ask("equations", panels.equations), 200);
+  const field = later(() => (state.values.field ? ask("field", (found) => map.setField(found)) : map.setField(null)), 120);
+
+  const GROUND = ["landscape", "expression", "box"], PATH = ["x", "y", "eta", "k", "gamma", "horizon", "metric", "ratio", "angle", "drift", "speed"];
+  const touches = (keys, names) => keys.some((key) => names.includes(key));
+
+  async function changed(keys) {
+    if (touches(keys, [...GROUND, ...PATH])) { Explorer.handle.place(); path(); rules(); equations(); if (state.values.field && touches(keys, [...GROUND, ...PATH.slice(2)])) field(); }
+    if (touches(keys, GROUND)) land();
+    if (touches(keys, ["dt", "steps", "rate", "rules"])) { rules(); if (keys.includes("rules")) map.legend(); if (keys.includes("dt")) equations(); }
+    if (keys.includes("picture")) map.draw();
+    if (keys.includes("field")) field();
+    if (keys.includes("others")) map.setOthers();
+  }
+
+  function controls() {
+    const { slider, list, check, member, words, group, shownIf } = Explorer.controls;
+    const f = state.fields("paths"), { landscapes, rules: titles } = state.catalogue;
+    const names = Object.fromEntries([...Object.entries(landscapes).map(([name, one]) => [name, one.title]), ["expression", "Your own formula"]]);
+    if (Explorer.stored) for (const name of Object.keys(names)) if (!Explorer.stored.grid.landscapes[name]) delete names[name];
+    const own = (test, row) => shownIf(row, test);
+    Explorer.fill("controls-paths",
+      group("Landscape", list("landscape", "Landscape", names),
+        own((v) => v.landscape === "expression", words("expression", "L(x, y) =", "+ − * / **, brackets, pi, exp log sqrt sin cos tan tanh abs …"))),
+      group("What the learner believes",
+        slider("gamma", "Discount γ", { kind: "zero", low: 0.01, high: 20, field: f.gamma, title: "0 plans for the whole future, large values only for the next moment" }),
+        slider("eta", "Learning rate η", { low: 0.05, high: 20, field: f.eta }),
+        slider("k", "Weight of the loss k", { low: 0.005, high: 10, field: f.k }),
+        check("horizon", "Finite horizon", { on: () => 5, off: null }),
+        own((v) => v.horizon !== null, slider("horizon", "Horizon T", { low: 0.5, high: 50, field: f.horizon }))),
+      group("Geometry",
+        list("metric", "Metric", { euclidean: "Euclidean", anisotropic: "Anisotropic", fisher: "Fisher (y is a variance)" }),
+        own((v) => v.metric === "anisotropic", slider("ratio", "Price across / along", { low: 0.02, high: 50, field: f.ratio })),
+        own((v) => v.metric === "anisotropic", slider("angle", "Cheap direction, degrees", { kind: "plain", low: -90, high: 90, field: f.angle })),
+        list("drift", "Drift", { none: "None", decay: "Decay to zero", rotation: "Rotation" }),
+        own((v) => v.drift !== "none", slider("speed", "Rate of the drift", { kind: "zero", low: 0.02, high: 5, field: f.speed }))),
+      group("Rules to compare", ...Object.entries(titles).map(([name, title]) => member("rules", name, title)),
+        slider("dt", "Step time dt", { low: 0.01, high: 1, field: f.dt }),
+        slider("steps", "Steps", { low: 10, high: 400, field: f.steps, step: 1 }),
+        check("rate", "Set the learning rate", { on: () => 0.1, off: null }),
+        own((v) => v.rate !== null, slider("rate", "Learning rate", { low: 1e-4, high: 10, field: f.rate }))),
+      group("Start", slider("x", "First coordinate", { kind: "plain", low: -5, high: 5, field: f.x }), slider("y", "Second coordinate", { kind: "plain", low: -5, high: 5, field: f.y })));
+    const pick = (value, text) => Explorer.make("button", { type: "button", id: `picture-${value}`, onclick: () => state.set({ picture: value }) }, text);
+    Explorer.fill("map-bar", Explorer.make("div", { class: "choice", role: "group", "aria-label": "Kind of picture" }, pick("contour", "Contours"), pick("surface", "3-D")),
+      shownIf(check("field", "Policy field and watershed"), (v) => v.picture === "contour"), check("others", "Paths to other basins"));
+  }
+
+  function refresh() {
+    for (const kind of ["contour", "surface"]) Explorer.$(`picture-${kind}`).setAttribute("aria-pressed", String(state.values.picture === kind));
+  }
+  const all = () => { land(); path(); rules(); equations(); if (state.values.field) field(); };
+  const redraw = () => { map.draw(); if (latest.path) { panels.summary(latest.path); Explorer.costs.draw(latest.path); } if (latest.rules) panels.ranking(latest.rules); };
+  return { controls, changed, refresh, all, redraw, latest };
+})();

@@ -1,0 +1,61 @@
+"""A running explorer for tests: the server in a thread, and plain requests to it."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+
+import uvicorn
+
+from lossnav.explorer.server import create_app
+
+
+class Running:
+    """The address of a running explorer, its application, and a way to ask."""
+
+    def __init__(self, app, port):
+        self.app, self.port = app, port
+        self.address = f"http://127.0.0.1:{port}/"
+
+    def send(self, method, path, body=None, headers=None, timeout=90):
+        """Status, headers and body of one request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def ask(self, question, request, **headers):
+        """Status and JSON of an answer."""
+        headers = {"Content-Type": "application/json"} | headers
+        status, _, body = self.send("POST", f"/api/{question}", json.dumps(request), headers)
+        return status, json.loads(body)
+
+
+@contextlib.contextmanager
+def running(**options):
+    """An explorer on a free port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    app = create_app(**options)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="error", ws="none", limit_concurrency=400, timeout_graceful_shutdown=1
+        )
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    until = time.monotonic() + 60
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.02)
+    try:
+        yield Running(app, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()

@@ -1,0 +1,346 @@
+"""The explorer's answers against routes that do not use its code."""
+
+import contextlib
+import json
+import math
+import random
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import lossnav as ln
+from lossnav.explorer import api, fields
+from lossnav.explorer.fields import Refused
+from lossnav.explorer.rivals import RATES, TITLES, walk
+from lossnav.explorer.setting import FIELDS, RULES, setting
+from lossnav.explorer.terrain import TERRAINS, ground
+from lossnav.problems import problem
+
+BOWL = {"landscape": "bowl", "gamma": 0.0}
+MATHML = "{http://www.w3.org/1998/Math/MathML}"
+
+
+def xy(answer):
+    return np.stack([answer["x"], answer["y"]], axis=1)
+
+
+@pytest.mark.parametrize(("eta", "k", "gamma"), [(1.0, 1.0, 0.0), (0.5, 2.0, 1.5)])
+def test_the_path_in_a_bowl_is_the_known_exponential(eta, k, gamma):
+    """MATHS 2: x(t) = x0 exp(-rho t), and J = rho |x0|^2 / (2 eta) with rho = ... for curvature 4."""
+    found = api.answer("path", BOWL | {"eta": eta, "k": k, "gamma": gamma, "x": 1.0, "y": 1.5})
+    rho = math.sqrt(gamma**2 / 4 + eta * k * 4) - gamma / 2
+    t = np.array(found["t"])
+    expected = np.array([0.0, -0.5]) + np.outer(np.exp(-rho * t), [1.0, 2.0])
+    np.testing.assert_allclose(xy(found), expected, atol=1e-9)
+    integral = (rho**2 / (2 * eta) + 2 * k) * 5 / (2 * rho + gamma)
+    assert found["J"] == pytest.approx(integral, rel=1e-9)
+    assert found["end"] == pytest.approx([0.0, -0.5], abs=1e-12)
+    potential = 2 * k * ((xy(found) - [0.0, -0.5]) ** 2).sum(1)
+    np.testing.assert_allclose(found["potential"], potential, atol=1e-9)
+    kinetic = rho**2 / (2 * eta) * ((xy(found) - [0.0, -0.5]) ** 2).sum(1)
+    np.testing.assert_allclose(found["kinetic"], kinetic, atol=2e-3 * kinetic.max())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"metric": "anisotropic", "ratio": 5.0}, {"drift": "rotation", "speed": 0.7}, {"drift": "decay"}],
+    ids=str,
+)  # fmt: skip
+def test_the_path_of_the_double_well_is_no_dearer_than_a_direct_minimiser_finds(more):
+    """A discretised J, minimised without any equation, over the same time to the same end."""
+    request = {"gamma": 0.6, "horizon": 3.0} | more
+    found = api.answer("path", request)
+    chosen = setting(request)
+    end = xy(found)[-1]
+    direct = [
+        ln.solve(chosen.objective, chosen.theta0, 3.0, end=end, method=ln.Direct(steps=steps)).J
+        for steps in (100, 200)
+    ]
+    limit = direct[1] + (direct[1] - direct[0]) / 3  # second order
+    assert found["J"] == pytest.approx(limit, rel=2e-4)
+
+
+def test_two_basins_compete_and_the_better_one_wins():
+    """MATHS 4: from (-0.6, 0.55) the nearer, higher minimum wins once gamma > 0.6646."""
+    below, above = (api.answer("path", {"gamma": gamma}) for gamma in (0.66, 0.67))
+    assert below["end"][0] == pytest.approx(1.05745, abs=1e-5)
+    assert above["end"][0] == pytest.approx(-0.93040, abs=1e-5)
+    for found in (below, above):
+        assert found["status"] == "CONVERGED" or found["status"] == "NEAR_TIE"
+    (other,) = below["candidates"]
+    assert other["end"][0] == pytest.approx(-0.93040, abs=1e-5)
+    assert other["J"] > below["J"]
+
+
+def test_minima_are_the_known_ones():
+    """By hand or from the literature, to the digits given there."""
+    known = {
+        "bowl": [(0, -0.5)],
+        "valley": [(0, 0)],
+        "rosenbrock": [(1, 1)],
+        "normal": [(1, 0.5)],
+        "himmelblau": [(3, 2), (-2.805118, 3.131312), (-3.779310, -3.283186), (3.584428, -1.848126)],
+        "mueller-brown": [(-0.558224, 1.441726), (0.623499, 0.028038), (-0.050011, 0.466694)],
+        "double-well": [(1.057454, 0), (-0.930403, 0)],
+    }  # fmt: skip
+    assert set(known) == set(TERRAINS)
+    for name, points in known.items():
+        found = sorted(ground(name, "").minima)
+        np.testing.assert_allclose(found, sorted(points), atol=2e-6, err_msg=name)
+
+
+def test_flow_is_the_exponential_of_the_hessian():
+    request = {"landscape": "valley", "rate": 0.7, "steps": 40, "dt": 0.2, "gamma": 0.5}
+    found = walk(request, "flow")
+    expected = np.exp(-0.7 * np.outer(found.t, [1 / 9, 1.0])) * [-3.0, -3.0]
+    np.testing.assert_allclose(found.theta, expected, atol=2e-5)
+    metric = {"metric": "anisotropic", "ratio": 4.0, "angle": 0.0}
+    natural = walk(request | metric, "natural")
+    expected = np.exp(-0.7 * np.outer(natural.t, [1 / 9, 1 / 4])) * [-3.0, -3.0]
+    np.testing.assert_allclose(natural.theta, expected, atol=2e-5)
+
+
+def test_momentum_and_adam_are_those_that_everybody_knows():
+    request = {"landscape": "double-well", "rate": 0.05, "steps": 30}
+    loss = ln.DoubleWell()
+    theta, buffer, path = np.array([-0.6, 0.55]), np.zeros(2), []
+    for _ in range(30):
+        buffer = 0.9 * buffer + loss.grad(theta)
+        theta = theta - 0.05 * buffer
+        path.append(theta)
+    np.testing.assert_allclose(walk(request, "momentum").theta[1:], path, atol=1e-12)
+    theta, m, v, path = np.array([-0.6, 0.55]), np.zeros(2), np.zeros(2), []
+    for t in range(1, 31):
+        g = loss.grad(theta)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        theta = theta - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        path.append(theta)
+    np.testing.assert_allclose(walk(request, "adam").theta[1:], path, atol=1e-12)
+
+
+def test_newton_is_at_the_minimum_of_a_parabola_after_one_step():
+    found = walk(BOWL | {"steps": 3, "metric": "anisotropic"}, "newton")
+    np.testing.assert_allclose(found.theta[1:], np.tile([0.0, -0.5], (3, 1)), atol=1e-12)
+
+
+def test_the_rate_is_the_best_of_those_tried():
+    request = {"landscape": "valley", "rules": ["adam", "momentum", "flow"], "steps": 50}
+    rows = {row["name"]: row for row in api.answer("rules", request)["rows"]}
+    for name, row in rows.items():
+        each = [api.answer("rules", request | {"rules": [name], "rate": rate})["rows"][0]["J"]
+                for rate in RATES]  # fmt: skip
+        best = min(J for J in each if J is not None)
+        assert row["J"] == pytest.approx(best, rel=1e-6), name
+        assert row["rate"] == RATES[each.index(best)]
+
+
+@pytest.mark.parametrize("name", TERRAINS)
+def test_no_rule_beats_the_optimal_path(name):
+    """A path of straight pieces is a path like any other, so its J is a bound."""
+    found = api.answer("rules", {"landscape": name, "rules": list(RULES), "steps": 60})
+    costs = [row["J"] for row in found["rows"] if row["J"] is not None]
+    assert len(costs) >= 5
+    assert costs == sorted(costs)
+    assert found["J"] <= costs[0] + 1e-6 * abs(costs[0])
+
+
+def test_the_field_points_where_solve_goes():
+    request = {"gamma": 0.6}
+    found = api.answer("field", request)
+    objective = setting(request).objective
+    edge = np.stack([found["watershed"]["x"], found["watershed"]["y"]], axis=1)
+    rng, checked = np.random.default_rng(3), 0
+    for i in rng.permutation(len(found["x"]))[:30]:
+        at = np.array([found["x"][i], found["y"][i]])
+        inside = np.abs(at) < [1.3, 0.8]
+        far = np.linalg.norm(edge - at, axis=1).min() > 0.15
+        if not (inside.all() and far) or checked == 6:
+            continue
+        path = ln.solve(objective, at)
+        way = path.velocity0 / np.linalg.norm(path.velocity0)
+        assert way @ [found["u"][i], found["v"][i]] > 0.98
+        np.testing.assert_allclose(path.end, found["minima"][found["basin"][i]], atol=1e-3)
+        checked += 1
+    assert checked == 6
+
+
+REQUESTS = [
+    {},
+    {"landscape": "expression", "expression": "(x**2 - 1)**2 + y**2 - x/2", "horizon": 2.5},
+    {"landscape": "valley", "metric": "anisotropic", "ratio": 3.0, "angle": 20.0, "drift": "decay"},
+    {"landscape": "normal"},
+    {"landscape": "bowl", "drift": "rotation", "speed": 2.0, "eta": 0.5, "k": 2.0},
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_the_lines_of_python_find_the_same_path(request_, capsys):
+    found = api.answer("path", request_)
+    names = {}
+    exec(api.answer("equations", request_)["python"], names)
+    assert names["path"].J == pytest.approx(found["J"], rel=1e-6)
+    np.testing.assert_allclose(names["path"].velocity0, found["velocity0"], rtol=1e-5)
+    assert str(names["path"].J)[:6] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_the_problem_file_is_one_that_solve_reads(request_, tmp_path):
+    file = tmp_path / "found.toml"
+    file.write_text(api.answer("equations", request_)["toml"], encoding="utf-8")
+    read = problem(file)
+    path = ln.solve(read.objective, read.theta0, request_.get("horizon", math.inf))
+    assert path.J == pytest.approx(api.answer("path", request_)["J"], rel=1e-6)
+
+
+def test_equations_are_mathml_of_the_derived_ones():
+    for request in REQUESTS:
+        found = api.answer("equations", request)
+        assert found["text"] == str(ln.derive(setting(request).objective))
+        assert len(found["mathml"]) == 2
+        for text in (*found["mathml"], *found["step"]["mathml"]):
+            assert ET.fromstring(text).tag == MATHML + "math"
+    assert api.answer("equations", {"drift": "rotation"})["step"] == {
+        "mathml": [],
+        "why": "The drift mixes directions or treats them unequally.",
+    }
+
+
+def test_beliefs_are_adam_and_the_textbook_filter():
+    request = {"alpha": 0.1, "xi": 0.4, "sigma": 1.5, "beta1": 0.8, "beta2": 0.95, "steps": 50}
+    found = api.answer("beliefs", request)
+    m = v = 0.0
+    mean, P = 0.0, None
+    for t, g in enumerate(found["g"], 1):
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        assert found["adam"]["m"][t - 1] == pytest.approx(m / (1 - 0.8**t), rel=1e-9)
+        # Adam keeps the second moment about zero.
+        assert found["adam"]["v"][t - 1] == pytest.approx(v / (1 - 0.95**t), rel=1e-9)
+        if P is None:
+            mean, P, K = g, 1.5**2, 1.0
+        else:
+            mean *= math.exp(-0.1)
+            P = math.exp(-0.2) * P + 0.4**2 * (1 - math.exp(-0.2)) / 0.2
+            K = P / (P + 1.5**2)
+            mean, P = mean + K * (g - mean), (1 - K) * P
+        assert found["kalman"]["m"][t - 1] == pytest.approx(mean, rel=1e-9)
+        assert found["kalman"]["gain"][t - 1] == pytest.approx(K, rel=1e-9)
+    names = {}
+    exec(found["python"], names)
+    assert names["kalman"].gain.noise == pytest.approx(1.5**2)
+
+
+def test_the_exact_filter_is_the_best_on_average():
+    better = [
+        api.answer("beliefs", {"seed": seed, "steps": 400})["rms"] for seed in range(6)
+    ]  # fmt: skip
+    assert sum(found["kalman"] for found in better) < sum(found["adam"] for found in better)
+    assert sum(found["adam"] for found in better) < sum(found["gradient"] for found in better)
+
+
+def test_uncertainty_rises_on_the_way_and_its_limit_is_logistic():
+    found = api.answer("uncertainty", {})
+    assert found["mu"][0] == 0.0
+    assert found["v"][0] == 0.25
+    assert max(found["v"]) > 0.4
+    assert found["v"][-1] == pytest.approx(0.25, rel=2e-3)
+    assert found["mu"][-1] == pytest.approx(2.0, rel=1e-3)
+    still = api.answer("uncertainty", {"shift": 0.0, "after": 1.0, "gamma": 2.0, "eta": 0.5})
+    t, v0 = np.array(still["t"]), 0.25
+    logistic = 1 / (1 + (1 / v0 - 1) * np.exp(-0.5 / 2.0 * t))  # v' = (eta/gamma)(v - v^2)
+    np.testing.assert_allclose(still["slow"]["v"], logistic, rtol=1e-4)
+    names = {}
+    exec(found["python"], names)
+    np.testing.assert_allclose(names["path"].at(1.0), [np.interp(1.0, found["t"], found["mu"]), np.interp(1.0, found["t"], found["v"])], rtol=1e-3)  # fmt: skip
+
+
+def test_a_task_that_does_not_change_changes_nothing():
+    found = api.answer("uncertainty", {"shift": 0.0, "k": 2.0, "gamma": 0.5})
+    assert set(found["mu"]) == {0.0}
+    assert set(found["v"]) == {1 / 8}
+    entropy = math.log(2 * math.pi * math.e / 8) / 2
+    assert found["J"] == pytest.approx(
+        (2.0 * 4 / 2 / 8 - entropy) / 0.5
+    )  # k E L - entropy, for ever
+
+
+@pytest.mark.parametrize("name", [*TERRAINS, "expression"])
+def test_every_question_has_an_answer_that_is_json(name):
+    for question in ("landscape", "path", "field", "equations"):
+        text = json.dumps(api.answer(question, {"landscape": name}), allow_nan=False)
+        assert len(text) < 400_000, question
+    picture = api.answer("landscape", {"landscape": name})
+    values = np.array(picture["z"], dtype=float)
+    i, j = 17, 60
+    loss = ground(name, FIELDS["expression"].default).loss
+    assert values[i, j] == pytest.approx(float(loss([picture["x"][j], picture["y"][i]])))
+
+
+BAD = [
+    ("path", [], "A request must be an object"),
+    ("path", {"gama": 1}, "There is no setting named 'gama'. Did you mean 'gamma'?"),
+    ("path", {"gamma": "1"}, "gamma must be a number from 0 to 100, but it is '1'."),
+    ("path", {"gamma": True}, "gamma must be a number from 0 to 100, but it is true."),
+    ("path", {"gamma": float("nan")}, "but it is nan."),
+    ("path", {"eta": 1e308}, "eta must be a number from 0.01 to 100"),
+    ("path", {"eta": 10**400}, "eta must be a number from 0.01 to 100"),
+    ("path", {"k": None}, "k must be a number from 0.001 to 100, but it is null."),
+    ("path", {"steps": 1.5}, "steps must be a whole number from 1 to 400"),
+    ("path", {"landscape": "Bowl"}, "There is no landscape named 'Bowl'. Did you mean 'bowl'?"),
+    ("path", {"landscape": ["bowl"]}, "landscape must be one of"),
+    ("path", {"box": [0, 1]}, "box must be a list of 4 entries, but it is a list of 2."),
+    ("landscape", {"box": [1, 1, 0, 1]}, "The box goes from 1 to 1 in x"),
+    ("rules", {"rules": ["adam", "sgd"]}, "There is no rules named 'sgd'"),
+    ("path", {"landscape": "expression", "expression": "__import__('os')"}, "is not a known function"),
+    ("path", {"landscape": "expression", "expression": "x" * 301}, "at most 300 are allowed"),
+    ("path", {"landscape": "expression", "expression": "9**9**9 + x + y"}, "at most 64 is allowed"),
+    ("path", {"landscape": "expression", "expression": "x +"}, ""),
+    ("path", {"landscape": "expression", "expression": ""}, ""),
+    ("path", {"landscape": "expression", "expression": "log(x) + y**2", "x": -1}, "not finite at the start"),
+    ("path", {"landscape": "expression", "expression": "-x**2 - y**2", "gamma": 0.0}, "unbounded below"),
+    ("path", {"metric": "fisher"}, "no minimum at y > 0"),
+    ("path", {"metric": "fisher", "y": -1.0}, "start at y > 0"),
+    ("beliefs", {"beta1": 1.0}, "beta1 must be a number from 0 to 0.999, but it is 1."),
+    ("uncertainty", {"time": -1}, "time must be a number from 0.5 to 100, but it is -1."),
+    ("nothing", {}, "There is no question named 'nothing'."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "request_", "sentence"), BAD)
+def test_bad_requests_get_a_sentence(question, request_, sentence):
+    with pytest.raises(Refused) as refused:
+        api.answer(question, request_)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_the_defaults_are_within_their_own_bounds():
+    catalogue = api.catalogue()
+    json.dumps(catalogue, allow_nan=False)
+    assert list(catalogue["rules"]) == list(TITLES)
+    for _, table in api.QUESTIONS.values():
+        for name, field in table.items():
+            assert field.read(name, field.default) == field.default
+    for name, terrain in TERRAINS.items():
+        fields.read(FIELDS, {"landscape": name, **terrain.settings})
+        x0, x1, y0, y1 = terrain.box
+        assert x0 < terrain.settings["x"] < x1
+        assert y0 < terrain.settings["y"] < y1
+
+
+def test_random_settings_are_answered_or_refused():
+    """Within the bounds nothing but an answer or a sentence may come out."""
+    rng, answered = random.Random(5), 0
+    for _ in range(25):
+        request = {
+            "landscape": rng.choice(["double-well", "bowl", "valley", "normal"]),
+            "gamma": rng.choice([0.0, 0.01, 1.0, 30.0]), "eta": rng.choice([0.05, 1.0, 20.0]),
+            "k": rng.choice([0.01, 1.0, 5.0]), "horizon": rng.choice([None, 0.1, 5.0]),
+            "metric": rng.choice(["euclidean", "anisotropic", "fisher"]), "ratio": rng.choice([0.01, 100.0]),
+            "drift": rng.choice(["none", "none", "decay"]), "x": rng.uniform(-3, 3), "y": rng.uniform(-1, 3),
+        }  # fmt: skip
+        with contextlib.suppress(Refused):
+            json.dumps(api.answer("path", request), allow_nan=False)
+            answered += 1
+    assert 8 <= answered < 25

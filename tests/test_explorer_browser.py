@@ -1,0 +1,383 @@
+"""The explorer's page in a real browser: Debian's Chromium, driven by Playwright."""
+
+import csv
+import io
+import json
+import shutil
+import tomllib
+from urllib.parse import parse_qs
+
+import pytest
+
+from explorer_serving import running
+from lossnav.explorer import api
+from lossnav.explorer.export import VARIANTS, export
+from lossnav.problems import problem
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the page is tested with Playwright: pip install playwright"
+)
+if CHROMIUM is None:
+    pytest.skip("the page is tested in Chromium: apt install chromium", allow_module_level=True)
+
+PATIENCE = 30_000  # milliseconds; a busy machine is no fault of the page
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    with running(limit=20.0) as found:
+        assert found.ask("path", {})[0] == 200
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(explorer, chromium):
+    """Opens the page in a new window; whatever the page complains of fails the tests."""
+    contexts, complaints = [], []
+
+    def open_(link="", address=None, **options):
+        options = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | options
+        context = chromium.new_context(accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+        page.goto((address or explorer.address) + link)
+        page.wait_for_selector("#tab-paths[aria-selected]")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    own = "status of 422"  # the browser's own line for a refusal
+    assert not [text for text in complaints if own not in text]
+
+
+@pytest.fixture(scope="module")
+def window(open_page):
+    return open_page()
+
+
+@pytest.fixture
+def at(window):
+    """Goes to a link in the window that is open already."""
+
+    def go(link=""):
+        window.evaluate(
+            "() => { Explorer.paths.latest.path = null; Explorer.paths.latest.rules = null; }"
+        )
+        window.evaluate(f"history.replaceState(null, '', {json.dumps(link or '#')})")
+        window.evaluate("window.dispatchEvent(new Event('hashchange'))")
+        return window
+
+    return go
+
+
+def until(page, script, wanted=True):
+    """Wait for what a script says; the page's policy lets no text be run, so it is asked again and again."""
+    for _ in range(PATIENCE // 50):
+        found = page.evaluate(script)
+        if found == wanted:
+            return found
+        page.wait_for_timeout(50)
+    raise AssertionError(f"{script} is {found!r}, not {wanted!r}")
+
+
+def settled(page):
+    """The path of the settings that the page now has, once it is drawn."""
+    until(
+        page,
+        """(() => { const {path} = Explorer.paths.latest, {x, y} = Explorer.state.values;
+        return Boolean(path && Math.abs(path.x[0] - x) < 1e-9 && Math.abs(path.y[0] - y) < 1e-9
+            && Explorer.map.path === path && document.querySelector('.overlay path[data-name=optimal]')); })()""",
+    )
+    return page.evaluate("Explorer.paths.latest.path")
+
+
+def request(page):
+    return page.evaluate("Explorer.state.request('paths')")
+
+
+def agrees(page):
+    """What is drawn is the answer to what the controls say."""
+    for _ in range(PATIENCE // 100):
+        shown = page.evaluate("Explorer.paths.latest.path")
+        expected = api.answer("path", request(page))
+        if shown and shown["J"] == pytest.approx(expected["J"], rel=1e-9):
+            break
+        page.wait_for_timeout(100)
+    assert shown["J"] == pytest.approx(expected["J"], rel=1e-9)
+    return shown
+
+
+def test_the_first_sight(window):
+    page = window
+    path = settled(page)
+    assert path["end"][0] == pytest.approx(1.05745, abs=1e-4)
+    until(page, "document.querySelectorAll('#ranking tbody tr').length", 4)
+    until(page, "document.querySelectorAll('#equations math').length", 2)
+    assert "ln.DoubleWell()" in page.inner_text("#python")
+    assert "0.9765" in page.inner_text("#summary")
+    assert page.locator("#summary tbody tr").count() == 2  # two basins compete
+    line = page.get_attribute(".overlay path[data-name=optimal]", "d")
+    assert line.count("L") > 100
+    costs = page.evaluate("document.getElementById('costs').data.map((one) => one.y.length)")
+    assert costs == [161, 161]
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_start_can_be_dragged(at):
+    page = at()
+    settled(page)
+    box = page.locator("#handle").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for i in range(1, 9):
+        page.mouse.move(x + 15 * i, y + 10 * i)
+    page.mouse.up()
+    path = settled(page)
+    assert path["x"][0] > 0.0
+    assert path["y"][0] < 0.3
+    agrees(page)
+    after = page.locator("#handle").bounding_box()
+    assert after["x"] == pytest.approx(box["x"] + 120, abs=2)
+    assert after["y"] == pytest.approx(box["y"] + 80, abs=2)
+
+
+def test_each_slider_changes_the_path(at):
+    page = at("#metric=anisotropic&drift=decay&horizon=4&landscape=valley&rate=0.1&rules=flow")
+    settled(page)
+    for name in ("gamma", "eta", "k", "horizon", "ratio", "angle", "speed", "x", "y"):
+        before, value = agrees(page)["J"], page.evaluate(f"Explorer.state.values.{name}")
+        page.locator(f"#c-{name}").focus()
+        for _ in range(6):
+            page.keyboard.press("ArrowLeft")
+        assert page.evaluate(f"Explorer.state.values.{name}") != value, name
+        assert agrees(page)["J"] != before, name
+    for name in ("dt", "steps", "rate"):
+        before = json.dumps(page.evaluate("Explorer.paths.latest.rules"))
+        page.locator(f"#c-{name}").press("PageUp")
+        until(page, f"JSON.stringify(Explorer.paths.latest.rules) !== {json.dumps(before)}")
+
+
+def test_lists_and_boxes(at):
+    page = at("#rules=flow")
+    settled(page)
+    page.select_option("#c-landscape", "bowl")
+    assert settled(page)["end"] == pytest.approx([0.0, -0.5], abs=1e-9)
+    page.select_option("#c-metric", "anisotropic")
+    page.select_option("#c-drift", "rotation")
+    agrees(page)
+    page.check("#c-horizon-check")
+    assert request(page)["horizon"] == 5
+    agrees(page)
+    page.select_option("#c-landscape", "normal")
+    assert request(page)["metric"] == "fisher"
+    agrees(page)
+    for name in ("adam", "newton", "natural"):
+        page.check(f"#c-rules-{name}")
+    until(page, "document.querySelectorAll('#ranking tbody tr').length", 5)
+    assert page.get_attribute(".overlay path[data-name=natural]", "d")
+    page.uncheck("#c-rules-newton")
+    until(page, "document.querySelectorAll('#ranking tbody tr').length", 4)
+
+
+def test_field_surface_and_time(at):
+    page = at("#rules=flow")
+    settled(page)
+    page.check("#c-field-check")
+    until(page, "document.getElementById('map').data[1].x.length > 20")  # the watershed
+    until(page, "document.getElementById('map').data[2].x.length > 500")  # arrows
+    page.locator("#clock").fill("300")
+    assert page.locator(".dot:visible").count() == 2
+    assert "t =" in page.inner_text("#clock-text")
+    page.click("#play")
+    until(page, "document.getElementById('clock').value > 330")
+    page.click("#play")
+    assert page.get_attribute("#play", "aria-pressed") == "false"
+    page.click("#picture-surface")
+    until(page, "document.getElementById('map').data[0].type", "surface")
+    until(page, "document.getElementById('map').data.at(-1).z.length > 100")
+    assert page.locator("#handle").is_hidden()
+    page.click("#picture-contour")
+    until(page, "document.getElementById('map').data[0].type", "contour")
+    assert page.locator("#handle").is_visible()
+
+
+def test_views(at):
+    page = at("#view=paths")
+    page.click("#tab-beliefs")
+    until(page, "document.querySelectorAll('#beliefs-table tbody tr').length", 3)
+    until(page, "document.getElementById('beliefs-mean').data?.length", 5)
+    before = page.inner_text("#beliefs-table")
+    page.locator("#c-b\\.beta1").press("PageDown")
+    until(page, f"document.getElementById('beliefs-table').innerText !== {json.dumps(before)}")
+    page.click("#tab-uncertainty")
+    until(page, "document.getElementById('uncertainty-variance').data?.length", 3)
+    assert "less sure" in page.inner_text("#uncertainty-summary")
+    page.locator("#c-u\\.shift-n").fill("0")
+    page.locator("#c-u\\.shift-n").press("Enter")
+    until(
+        page, "document.getElementById('uncertainty-summary').innerText.includes('without rising')"
+    )
+    assert "view=uncertainty" in page.evaluate("Explorer.state.link()")
+
+
+def test_every_state_is_a_link(at, open_page):
+    page = at("#landscape=valley&x=1&y=-2&gamma=2&field=true&rules=adam,newton&view=paths")
+    settled(page)
+    page.locator("#c-eta").press("ArrowRight")
+    page.select_option("#c-drift", "decay")
+    agrees(page)
+    page.click("#copy-link")
+    link = "#" + page.url.split("#")[1]
+    again = open_page(link)
+    settled(again)
+    assert request(again) == request(page)
+    assert again.evaluate("Explorer.state.values") == page.evaluate("Explorer.state.values")
+    assert parse_qs(link[1:])["rules"] == ["adam,newton"]
+    again.evaluate("location.hash = '#landscape=bowl&gamma=0'")  # a link followed on the open page
+    until(again, "Explorer.state.values.landscape", "bowl")
+    assert settled(again)["end"] == pytest.approx([0.0, -0.5], abs=1e-9)
+
+
+def saved(page, kind):
+    page.click("#export summary")
+    with page.expect_download() as download:
+        page.click(f"[data-export={kind}]")
+    return download.value.path().read_bytes()
+
+
+def test_exports(at, tmp_path):
+    page = at("#rules=flow")
+    settled(page)
+    until(page, "Boolean(Explorer.paths.latest.rules && Explorer.paths.latest.equations)")
+    assert saved(page, "png")[:8] == b"\x89PNG\r\n\x1a\n"
+    picture = saved(page, "svg").decode()
+    assert picture.startswith("<svg")
+    assert picture.count("<path") > 20
+    rows = list(csv.DictReader(io.StringIO(saved(page, "csv").decode())))
+    path = page.evaluate("Explorer.paths.latest.path")
+    optimal = [row for row in rows if row["path"] == "optimal"]
+    assert [float(row["theta1"]) for row in optimal] == path["x"]
+    assert {row["path"] for row in rows} == {"optimal", "candidate 1", "flow"}
+    data = json.loads(saved(page, "json"))
+    assert data["path"]["J"] == path["J"]
+    assert data["settings"] == request(page)
+    file = tmp_path / "problem.toml"
+    file.write_bytes(saved(page, "toml"))
+    assert tomllib.loads(file.read_text())["gamma"] == 0.6
+    assert problem(file).theta0.tolist() == [-0.6, 0.55]
+
+
+def test_with_the_keyboard_alone(at):
+    page = at("#rules=flow")
+    settled(page)
+    page.evaluate("document.activeElement.blur()")
+    page.locator(".skip").focus()
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        here = page.evaluate("document.activeElement.id || document.activeElement.tagName")
+        if here == "handle":
+            break
+        seen.add(here)
+    assert here == "handle"
+    assert {"tab-paths", "copy-link", "theme", "c-landscape", "c-gamma"} <= seen
+    before = request(page)
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowDown")
+    after = request(page)
+    assert after["x"] > before["x"]
+    assert after["y"] < before["y"]
+    settled(page)
+    assert "," in page.get_attribute("#handle", "aria-valuetext")
+    page.locator("#tab-paths").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute("#tab-beliefs", "aria-selected") == "true"
+    page.keyboard.press("ArrowLeft")
+    page.locator("#export summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#export-items").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("#export-items").is_hidden()
+
+
+def test_everything_has_a_name_for_screen_readers(at):
+    page = at("#metric=anisotropic&drift=decay&horizon=4&rate=0.1&landscape=expression")
+    settled(page)
+    nameless = page.evaluate(
+        """[...document.querySelectorAll('input, select, button, [role=img], pre[tabindex], table')].filter((e) =>
+        !(e.getAttribute('aria-label') || e.labels?.length || e.textContent.trim() || e.title)).map((e) => e.outerHTML)"""
+    )
+    assert nameless == []
+    until(page, "document.getElementById('status').textContent.startsWith('Optimal path: J')")
+
+
+def test_a_bad_expression_is_explained_and_can_be_mended(at):
+    page = at("#landscape=expression&rules=flow")
+    settled(page)
+    page.fill("#c-expression", "x**2 + z")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error:visible")
+    assert "'z' is not a declared variable" in page.inner_text("#error")
+    page.fill("#c-expression", "<img src=x onerror=alert(1)>")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('error').textContent.includes('declared')", False)
+    assert page.locator("#error img").count() == 0
+    page.fill("#c-expression", "(x - 1)**2 + 2*y**2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error", state="hidden")
+    assert agrees(page)["end"] == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+def test_light_dark_and_phone(open_page):
+    page = open_page(
+        "#rules=flow", color_scheme="dark", viewport={"width": 390, "height": 844}, has_touch=True
+    )
+    settled(page)
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for view in ("beliefs", "uncertainty"):
+        page.click(f"#tab-{view}")
+        until(page, f"Boolean(Explorer.{view}.latest)")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), view
+
+
+def test_the_export_works_from_disk_without_a_server(open_page, tmp_path):
+    folder = tmp_path / "page"
+    export(
+        folder, landscapes=["bowl", "double-well"], gammas=[2.0], variants=VARIANTS[:1], starts=2
+    )
+    page = open_page(address=folder.joinpath("index.html").as_uri())
+    until(page, "Boolean(Explorer.paths.latest.path && Explorer.paths.latest.rules)")
+    assert page.evaluate("Explorer.paths.latest.path.candidates.length") == 1
+    page.select_option("#c-landscape", "bowl")
+    until(page, "Explorer.paths.latest.path.candidates.length", 0)
+    page.select_option("#c-landscape", "double-well")
+    until(page, "Explorer.paths.latest.path.candidates.length", 1)
+    page.locator("#c-gamma-n").fill("1.7")
+    page.locator("#c-gamma-n").press("Tab")
+    until(page, "Explorer.state.values.gamma", 2)  # the nearest that was worked out
+    until(page, "Explorer.paths.latest.path.end[0] < 0")
+    shown = page.evaluate("Explorer.paths.latest.path.J")
+    assert shown == pytest.approx(api.answer("path", {"gamma": 2.0})["J"], rel=1e-4)
+    assert page.locator("#c-eta").is_disabled()
+    page.click("#tab-beliefs")
+    until(page, "Boolean(Explorer.beliefs.latest)")

@@ -1,0 +1,437 @@
+"""The explorer's server: answers, refusals, hostile requests, many clients, time-outs and the command."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from explorer_serving import running
+from lossnav import _cli_explore
+from lossnav.explorer import api, workers
+from lossnav.explorer.export import VARIANTS, export
+
+JSON = {"Content-Type": "application/json"}
+SLOW = {"landscape": "himmelblau", "drift": "rotation", "speed": 3.0, "horizon": 100.0}
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    with running() as found:
+        assert found.ask("path", {})[0] == 200  # warm
+        yield found
+
+
+def refused(status, body):
+    """A 4xx status with one sentence, and no trace."""
+    assert 400 <= status < 500, (status, body[:300])
+    sentence = json.loads(body)["error"]
+    assert sentence.strip()
+    assert not re.search(r"Traceback|File \"|\.py\b", sentence)
+    return True
+
+
+def test_an_answer_is_that_of_the_pure_function(explorer):
+    for question, request in [("path", {"gamma": 1.0}), ("beliefs", {"seed": 4}), ("field", {})]:
+        status, found = explorer.ask(question, request)
+        assert status == 200
+        assert found == json.loads(json.dumps(api.answer(question, request)))
+
+
+def test_the_page_loads_only_its_own_files(explorer):
+    status, headers, body = explorer.send("GET", "/")
+    assert status == 200
+    policy = headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe-eval" not in policy
+    assert "script-src 'self' 'unsafe-inline'" not in policy
+    text = body.decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)", text)
+    assert not re.search(r"\son\w+=", text)
+    assert not re.search(r"(src|href)=\"(https?:)?//", text)
+    total = 0
+    for name in re.findall(r"(?:src|href)=\"(static/[^\"]+)\"", text):
+        status, headers, body = explorer.send(
+            "GET", f"/{name}", headers={"Accept-Encoding": "gzip"}
+        )
+        assert status == 200, name
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-encoding"] == "gzip"
+        total += len(body)
+        again = explorer.send("GET", f"/{name}", headers={"If-None-Match": headers["etag"]})
+        assert again[0] == 304
+    assert total < 5e6
+
+
+@pytest.mark.parametrize(
+    ("headers", "word"),
+    [
+        ({"Host": "evil.example"}, "evil.example"),
+        ({"Host": "127.0.0.1.evil.example:80"}, "evil"),
+        ({"Host": "127.0.0.1@evil.example"}, "evil"),
+        ({"Host": ""}, "served"),
+        ({"Origin": "https://evil.example"}, "evil.example"),
+        ({"Origin": "null"}, "null"),
+        ({"Origin": "http://127.0.0.1:1"}, "refused"),
+        ({"Sec-Fetch-Site": "cross-site"}, "other sites"),
+    ],
+)
+def test_only_the_page_itself_may_ask(explorer, headers, word):
+    for method, path in (("POST", "/api/path"), ("GET", "/"), ("GET", "/api/catalogue")):
+        status, _, body = explorer.send(
+            method, path, "{}" if method == "POST" else None, JSON | headers
+        )
+        assert status == 403
+        assert refused(status, body)
+        assert word in json.loads(body)["error"]
+    own = {"Origin": f"http://127.0.0.1:{explorer.port}", "Sec-Fetch-Site": "same-origin"}
+    assert explorer.ask("path", {}, **own)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/static/../server.py", 404), ("/static/..%2fserver.py", 404), ("/static/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("//etc/passwd", 404), ("/static/", 404), ("/static/index.html/", 404), ("/static/a%00b", 404),
+        ("/api/path", 405), ("/api/nothing", 404), ("/docs", 404), ("/" + "a" * 5000, 404),
+    ],
+)  # fmt: skip
+def test_path_tricks_find_nothing(explorer, path, status):
+    found, _, body = explorer.send("GET", path)
+    assert found == status
+    assert refused(found, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        ("", JSON, 400), ("{", JSON, 400), ("NaN", JSON, 400), ('{"gamma": NaN}', JSON, 400),
+        ('{"gamma": Infinity}', JSON, 400), ("[" * 8000, JSON, 400), (b"\xff\xfe", JSON, 400), ("null", JSON, 422),
+        ('{"gamma": 1e999}', JSON, 422), ('{"gamma": ' + "9" * 5000 + "}", JSON, 422), ("x" * 20000, JSON, 413),
+        ("{}", {}, 415), ("{}", {"Content-Type": "text/plain"}, 415), ('{"x": [[[[]]]]}', JSON, 422),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_no_requests(explorer, body, headers, status):
+    found, _, text = explorer.send("POST", "/api/path", body, headers)
+    assert refused(found, text)
+    assert found == status or (
+        status == 422 and found == 400
+    )  # a number too long to read is no JSON
+
+
+def hostile(rng):
+    """A body that somebody might send who means no good."""
+    names = [
+        "landscape",
+        "gamma",
+        "x",
+        "horizon",
+        "rules",
+        "box",
+        "expression",
+        "steps",
+        "__class__",
+        "",
+    ]
+    values = [
+        None, True, -1, 0, 1e308, -1e308, 1e-320, 10**30, "", "x", "' OR 1=1", "<script>", "\x00", "٣", [], {}, [1] * 50,
+        {"a": {"b": []}}, "double-well", "expression", "__import__('os').system('id')", "x" * 5000, "9**9**9", "x**x**x",
+        "(" * 200, "lambda: 0", "x.__class__", "[1 for x in y]", "f'{x}'", "1/0", "sqrt(-1)*x", "log(0)+y",
+    ]  # fmt: skip
+    found = {rng.choice(names): rng.choice(values) for _ in range(rng.randrange(1, 4))}
+    found[rng.choice(["zzz", "gamma", "rules", "box"])] = rng.choice([[], "x", {}, -5, [None] * 4])
+    return found
+
+
+def test_a_thousand_hostile_requests_leave_it_up(explorer):
+    rng = random.Random(11)
+
+    def one(number):
+        rnd = random.Random(number)
+        question = rnd.choice([*api.QUESTIONS, "path", "rules"])
+        body = json.dumps(hostile(rnd)).encode()
+        kind = rnd.randrange(6)
+        if kind == 0:  # a body with some bytes changed
+            body = bytearray(body)
+            for _ in range(3):
+                body[rnd.randrange(len(body))] = rnd.randrange(256)
+            body = bytes(body)
+        elif kind == 1:
+            body = body[: rnd.randrange(len(body))]
+        headers = (
+            JSON
+            if kind != 2
+            else {"Content-Type": rnd.choice(["text/html", "", "application/xml"])}
+        )
+        method = "POST" if kind != 3 else rnd.choice(["PUT", "DELETE", "PATCH", "GET"])
+        return explorer.send(method, f"/api/{question}", body, headers)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        statuses = []
+        for status, _, body in pool.map(one, [rng.randrange(10**9) for _ in range(1000)]):
+            if status != 200:  # a changed byte may leave a request that is fine
+                assert refused(status, body)
+            statuses.append(status)
+    assert statuses.count(200) < 20
+    assert {400, 405, 415, 422} <= set(statuses)
+    assert explorer.ask("path", {})[0] == 200
+
+
+def test_fifty_clients_at_once_all_get_their_own_answer(explorer):
+    gammas = [0.05 * (1 + i % 10) for i in range(50)]
+    known = {
+        gamma: api.answer("path", {"landscape": "bowl", "gamma": gamma})["J"]
+        for gamma in set(gammas)
+    }
+    with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        found = pool.map(
+            lambda gamma: explorer.ask("path", {"landscape": "bowl", "gamma": gamma}), gammas
+        )
+        for gamma, (status, answer) in zip(gammas, found, strict=True):
+            assert status == 200
+            assert answer["J"] == known[gamma]
+
+
+def test_slow_clients_hold_nobody_up(explorer):
+    held = []
+    for _ in range(30):
+        link = socket.create_connection(("127.0.0.1", explorer.port))
+        link.sendall(
+            b"POST /api/path HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+        )
+        held.append(link)
+    begun = time.monotonic()
+    assert explorer.ask("path", {"landscape": "bowl"})[0] == 200
+    assert time.monotonic() - begun < 4
+    held[0].settimeout(20)
+    assert b"408" in held[0].recv(4096)
+    for link in held:
+        link.close()
+    assert explorer.ask("path", {"landscape": "bowl"})[0] == 200
+
+
+def test_what_takes_too_long_is_stopped_and_said():
+    with running(workers=1, limit=0.4) as found:
+        begun = time.monotonic()
+        while found.ask("path", {"landscape": "bowl"})[0] != 200:
+            assert time.monotonic() - begun < 60
+        begun = time.monotonic()
+        status, answer = found.ask("path", SLOW)
+        assert status == 422
+        assert "longer than 0.4 seconds" in answer["error"]
+        assert time.monotonic() - begun < 3
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200  # the worker is free again
+
+
+def test_a_client_that_leaves_stops_the_work():
+    with running(workers=1, limit=30.0) as found:
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+        pool = found.app.state.workers
+        body = json.dumps(SLOW)
+        link = socket.create_connection(("127.0.0.1", found.port))
+        link.sendall(
+            f"POST /api/path HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        until = time.monotonic() + 10
+        while pool.idle and time.monotonic() < until:
+            time.sleep(0.01)
+        assert pool.idle == 0
+        link.close()
+        begun = time.monotonic()
+        while not pool.idle and time.monotonic() - begun < 10:
+            time.sleep(0.01)
+        assert time.monotonic() - begun < 3
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+
+
+def test_who_leaves_takes_nobody_along(explorer):
+    """Work that is broken off at any moment must not break off that of others."""
+    rng = random.Random(2)
+    body = json.dumps({"landscape": "double-well", "gamma": 3.0})
+    head = f"POST /api/path HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    for _ in range(60):
+        link = socket.create_connection(("127.0.0.1", explorer.port))
+        link.sendall(head.encode())
+        time.sleep(rng.uniform(0.0, 0.06))
+        link.close()
+        status, answer = explorer.ask("path", {"landscape": "bowl"})
+        assert status == 200, answer
+
+
+def _asleep(connection):
+    """A worker that hears no signal."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    connection.send_bytes(b"ready")
+    connection.recv_bytes()
+    time.sleep(600)
+
+
+def test_a_worker_that_does_not_break_off_is_killed(monkeypatch):
+    monkeypatch.setattr(workers, "serve", _asleep)
+
+    async def ask():
+        pool = workers.Workers(1, limit=0.1)
+        try:
+            with pytest.raises(workers.TooSlow):
+                await pool.ask("path", {})
+            await asyncio.sleep(0.05)
+            return pool.losses, pool.idle
+        finally:
+            pool.close()
+
+    assert asyncio.run(ask()) == (1, 1)
+
+
+def test_a_path_does_not_wait_for_what_can_wait(explorer):
+    """With two workers, questions that take long have one of them at most."""
+    slow = {"landscape": "mueller-brown", "drift": "decay", "rules": ["ours", "adam"], "steps": 400}
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(explorer.ask, "rules", slow | {"x": 0.01 * i}) for i in range(4)]
+        time.sleep(0.05)
+        assert explorer.ask("path", {"landscape": "bowl"})[0] == 200
+        assert sum(one.done() for one in waiting) <= 2
+        assert all(one.result()[0] in (200, 422) for one in waiting)
+
+
+def test_the_schema_says_what_is_checked(explorer):
+    status, _, body = explorer.send("GET", "/openapi.json")
+    assert status == 200
+    paths = json.loads(body)["paths"]
+    for question, (_, table) in api.QUESTIONS.items():
+        post = paths[f"/api/{question}"]["post"]
+        schema = post["requestBody"]["content"]["application/json"]["schema"]
+        assert set(schema["properties"]) == set(table)
+        assert schema["additionalProperties"] is False
+        assert {"200", "400", "413", "415", "422", "429"} <= set(post["responses"])
+        for name, field in schema["properties"].items():
+            if "maximum" in field:  # one step outside is refused
+                for value in (field["maximum"] + 1, field["minimum"] - 1):
+                    assert explorer.ask(question, {name: value})[0] == 422, (question, name, value)
+
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.mark.parametrize("good", [True, False], ids=["as the schema says", "not as it says"])
+def test_every_operation_keeps_to_its_schema(explorer, good):
+    """Schemathesis makes requests up from the schema; all answers are of a kind that it promises."""
+    document = json.loads(explorer.send("GET", "/openapi.json")[2])
+    mode = GenerationMode.POSITIVE if good else GenerationMode.NEGATIVE
+    names = set()
+    for found in schemathesis.openapi.from_dict(document).get_all_operations():
+        operation = found.ok()
+        if not good and operation.method == "get":
+            continue
+
+        @settings(
+            max_examples=8,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def check(case):
+            response = case.call(base_url=explorer.address)
+            case.validate_response(
+                response, checks=CHECKS if good else [*CHECKS, negative_data_rejection]
+            )
+
+        check()
+        names.add(operation.path)
+    assert {f"/api/{question}" for question in api.QUESTIONS} <= names
+
+
+def test_no_second_explorer_on_one_port(explorer):
+    with pytest.raises(
+        ValueError, match=f"Port {explorer.port} is taken.*--port {explorer.port + 1}"
+    ):
+        _cli_explore.listening("127.0.0.1", explorer.port)
+    with pytest.raises(ValueError, match="no address of this machine"):
+        _cli_explore.listening("no.such.name.invalid", 0)
+
+
+def test_the_command_prints_its_address_and_stops_on_ctrl_c():
+    code = "import typer; from lossnav import _cli_explore; typer.run(_cli_explore.explore)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--port", "0", "--no-open"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        line = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        err = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert err.strip().endswith("Stopped.")
+
+
+def test_the_export_opens_from_disk(tmp_path):
+    folder = tmp_path / "page"
+    size = export(folder, landscapes=["bowl"], gammas=[0.5], variants=VARIANTS[:2], starts=2)
+    assert size < 12e6
+    page = (folder / "index.html").read_text()
+    for name in re.findall(r"(?:src|href)=\"([^\"#]+)\"", page):
+        assert (folder / name).is_file(), name
+    manifest = (folder / "static" / "manifest.js").read_text()
+    stored = json.loads(manifest.split("Explorer.stored = ", 1)[1].rstrip().rstrip(";"))
+    here = stored["grid"]["landscapes"]["bowl"]
+    assert here["gammas"] == [0.0, 0.5]
+    text = (folder / "data" / "bowl-1-1.js").read_text()
+    kept = json.loads(text[text.index(",") + 1 : text.rindex(")")])
+    x, y = here["starts"][1]
+    request = {"landscape": "bowl", "gamma": 0.5, "x": x, "y": y, **here["variants"][1]}
+    assert kept["starts"][1]["path"]["J"] == pytest.approx(
+        api.answer("path", request)["J"], rel=1e-4
+    )
+    export(folder, landscapes=["bowl"], gammas=[], variants=VARIANTS[:1], starts=1)  # again
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    for bad, word in [(tmp_path / "other", "other things"), (tmp_path / "no" / "no", "no folder")]:
+        with pytest.raises(ValueError, match=word):
+            export(bad, landscapes=["bowl"])
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "page"]
+
+
+def test_everything_that_the_page_needs_is_in_the_package():
+    static = Path(api.__file__).parent / "static"
+    page = (static / "index.html").read_text()
+    named = set(re.findall(r"static/([\w.]+)", page)) - {"plotly.min.js"}
+    assert named == {file.name for file in static.iterdir()} - {"index.html"}
