@@ -373,3 +373,15 @@ def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatc
     path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
     with pytest.raises(ValueError, match="ask for times up to"):
         path.at(1e5)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+@pytest.mark.parametrize("theta", [1.0574537707386316, -0.9304029265558989])
+def test_a_start_at_rest_stays_or_leaves_for_good(gamma, theta):
+    objective = ln.Objective(ln.DoubleWell(), gamma=gamma)
+    path = ln.solve(objective, [theta, 0.0])
+    staying = ((theta**2 - 1) ** 2 - theta / 2) / gamma
+    leaves = theta < 0 and gamma < 0.5
+    assert path.status.ok
+    assert len(path.t) < 1000
+    assert path.J < staying - 1 if leaves else abs(path.J - staying) < 1e-8

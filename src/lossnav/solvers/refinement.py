@@ -19,6 +19,8 @@ from lossnav.trajectory import Status, Trajectory
 
 ROUNDING = 1e-12
 """No error is reported below this."""
+AT_REST = 1e-9
+"""A path that goes no farther than this part of its coordinates stays where it is."""
 
 
 def refine(
@@ -84,7 +86,7 @@ def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
         longer = T * stretch
         extra = max(1, math.ceil((longer - T) / min(old.widths[-1], longer - T)))
         edges = np.append(edges, np.linspace(T, longer, extra + 1)[1:])
-    size = max(float(np.ptp(result.points, axis=0).max()), 1e-300)
+    size = max(_extent(result), 1e-300)
     rough = np.zeros(len(edges) - 1, dtype=bool)
     rough[: len(old.widths)] = old.roughness(result.points) > 0.05 * math.sqrt(tol) * size
     return Mesh(edges, degree).split(rough)
@@ -104,9 +106,19 @@ def _carry(task: Task, result: Minimum, mesh: Mesh) -> FloatArray:
 def _difference(task: Task, new: Minimum, old: Minimum) -> float:
     """The larger of the relative changes of the initial velocity and of J."""
     v, w = task.velocity0(new.slope0), task.velocity0(old.slope0)
-    still = 1e-12 * float(np.abs(new.points).max())
+    still = float(np.abs(new.points).max())
+    if (
+        _extent(new) > 1.01 * AT_REST * still
+    ):  # otherwise its velocity is nothing but rounding errors
+        still *= 1e-12
     moved = float(np.linalg.norm(v - w)) / max(float(np.linalg.norm(v)), still, 1e-300)
     return max(moved, abs(new.J - old.J) / max(abs(new.J), 1e-300))
+
+
+def _extent(result: Minimum) -> float:
+    """How far the path goes; for one that stays where it is, no less than what can be told."""
+    far = float(np.ptp(result.points, axis=0).max())
+    return max(far, AT_REST * float(np.abs(result.points).max()))
 
 
 def trajectory(task: Task, result: Minimum, error: float) -> Trajectory:
