@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator
+from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator, WeightUncertainty
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
@@ -64,6 +64,7 @@ RULES = {
     "kronecker, one by one": (KroneckerNavigator, {"refresh": 3, "foreach": False}),
     "kronecker, every side": (KroneckerNavigator, {"refresh": 3, "matrix": True}),
     "kronecker, one side": (KroneckerNavigator, {"refresh": 3, "max_dim": 7}),
+    "uncertain": (WeightUncertainty, {"batch_size": BATCH}),
 }
 
 
@@ -329,8 +330,9 @@ OFTEN = (
     "ballistic",
     "kronecker",
     "kronecker, all",
+    "uncertain",
 )
-KEPT = ("navigator, all", "ballistic", "kronecker", "kronecker, all")
+KEPT = ("navigator, all", "ballistic", "kronecker", "kronecker, all", "uncertain")
 
 
 def checks():
@@ -339,7 +341,7 @@ def checks():
     if WORLD > 1:
         rules = RULES if WORLD == 2 else OFTEN
         found += [(f"shards: {rule}", sharded_training, rule) for rule in rules]
-        for rule in ("navigator, all", "kronecker"):
+        for rule in ("navigator, all", "kronecker", "uncertain"):
             found += [
                 (f"replicas: {rule}", replicated_training, rule),
                 (f"NaN: {rule}", a_nan_on_one_process, rule),
@@ -350,7 +352,7 @@ def checks():
         found.append(("NaN: navigator, fused", a_nan_on_one_process, "navigator, fused"))
         found.append(("sums to come: navigator, fused", sums_to_come, "navigator, fused"))
         for layout in (*LAYOUTS, "copies of shards"):
-            for rule in ("navigator, fused", "navigator, all", "kronecker, all"):
+            for rule in ("navigator, fused", "navigator, all", "kronecker, all", "uncertain"):
                 if WORLD == 2 or "fused" not in rule:
                     found.append((f"{layout}: {rule}", any_layout, rule, layout))
     for rule in KEPT:

@@ -8,9 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator  # noqa: E402
+from lossnav.optim.torch import (  # noqa: E402
+    Ballistic,
+    KroneckerNavigator,
+    Navigator,
+    WeightUncertainty,
+)
 
-CLASSES = [Navigator, Ballistic]
+CLASSES = [Navigator, Ballistic, WeightUncertainty]
 SHAPES = {"a": (4, 3), "b": (3,), "c": ()}
 
 
@@ -58,11 +63,12 @@ def clones(params):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_run_goes_on_exactly_as_if_never_stopped(cls, dtype, form):
     params = parameters(dtype)
-    optimizer = cls(params.values(), 1e-2, weight_decay=0.1, **form)
+    pulled = {"reset": 0.5} if cls is WeightUncertainty else {"weight_decay": 0.1}
+    optimizer = cls(params.values(), 1e-2, **pulled, **form)
     step(optimizer, params, times=3)
     others = clones(params)
     restored = cls(others.values(), 1.0)

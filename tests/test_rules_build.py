@@ -204,7 +204,7 @@ def test_settings_of_beliefs_can_be_found_again():
         (ln.Objective(LOSS, metric=G), {"metric": G}, "metric of its own"),
         (ln.Objective(LOSS, discount=lambda t: 1 / (1 + t)), {}, "needs the discount exp"),
         (ln.Objective(LOSS, drift=ln.Rotation(1.0)), {"curvature": "lanczos"}, "cannot be \"lanczos\""),
-        (weight_uncertainty(LOSS), {}, "no learning rule for weight_uncertainty"),
+        (weight_uncertainty(LOSS), {"metric": G}, "have the metric of Fisher"),
         (adaptive([0.3]), {}, "gamma is 0"),
         (adaptive([0.3], gamma=1.0), {"plan": "curved"}, "plan"),
         (ln.Objective(LOSS), {"plan": "straight"}, "a learner who averages gradients"),

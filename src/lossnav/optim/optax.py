@@ -12,11 +12,21 @@ from typing import Any, Literal
 
 from lossnav.optim._optax_kronecker import BasisRule, assigned
 from lossnav.optim._optax_transform import LearningRate, RuleState, plain, transform
+from lossnav.optim._optax_uncertain import Settings, uncertain
 from lossnav.rules.adaptive import BeliefRule
 from lossnav.rules.base import Rule
 from lossnav.rules.gains import fraction
 
-__all__ = ["RuleState", "ballistic", "from_rule", "kronecker_navigator", "navigator"]
+__all__ = [
+    "RuleState",
+    "ballistic",
+    "from_rule",
+    "kronecker_navigator",
+    "navigator",
+    "sample_weights",
+    "weight_uncertainty",
+    "weight_variance",
+]
 
 Nonfinite = Literal["skip", "raise", "ignore"]
 
@@ -216,6 +226,127 @@ def kronecker_navigator(
         lambda leaves: assigned(leaves, rule, matrix), learning_rate, weight_decay=weight_decay,
         nonfinite=nonfinite, needs_params=False,
     )  # fmt: skip
+
+
+def weight_uncertainty(
+    learning_rate: LearningRate = 3e-3,
+    *,
+    k: float = 1875.0,
+    batch_size: int = 1,
+    curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
+    pull: float = 1.5,
+    curvature_rate: float = 0.01,
+    signal_rate: float = 1e-3,
+    prior_rate: float = 5e-4,
+    return_rate: float = 5e-5,
+    prior_variance: float | None = None,
+    balance: bool = True,
+    inertia: float = 0.0,
+    volatility: float = 0.0,
+    noise: float = 0.0,
+    reset: float | None = None,
+    seed: int = 0,
+    nonfinite: Nonfinite = "skip",
+) -> Any:
+    r"""Keep a mean and a variance of each weight, and learn fast where little is known (paper Sec. 6).
+
+    Each weight is :math:`N(\mu, v)`, with a prior :math:`N(\mu_0, v_0)` that follows the weights slowly:
+
+    .. math:: v=\frac{1}{c H+1/v_0},\qquad
+              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K g+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2 .
+
+    It is `lossnav.optim.torch.WeightUncertainty`, where all settings are explained. What each example says is given to
+    ``update``: ``squares``, a tree of the mean over examples of squared gradients (`jax.vmap` of `jax.grad`
+    gives them), for ``"fisher"`` and for the balance between layers; ``curvature``, a tree of the
+    curvature's diagonal, for ``"ggn"``; and ``batch_size``, in place of the setting.
+
+    Args:
+        learning_rate: Time between steps, in the units in which the variance settles; or a schedule.
+        k, batch_size, curvature, pull: As in PyTorch.
+        curvature_rate, signal_rate, prior_rate, return_rate: As in PyTorch.
+        prior_variance: :math:`v_0`. None takes the mean square of each matrix at ``init``. Vectors and zeros take that of
+            the matrix nearest to them in the tree: of the same branch, before others, and before them,
+            rather than after.
+        balance, inertia, volatility, noise, reset: As in PyTorch.
+        seed: Of the numbers drawn for ``noise`` and ``reset``.
+        nonfinite: As in `navigator`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`, whose state is a `RuleState`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> x = jax.random.normal(jax.random.key(0), (64, 3))
+        >>> def loss(params, x):
+        ...     return jnp.mean((x @ params["w"] - x.sum(-1, keepdims=True)) ** 2)
+        >>> params = {"w": jnp.full((3, 1), 0.5)}
+        >>> optimizer = weight_uncertainty(0.03, curvature="fisher")
+        >>> state = optimizer.init(params)
+        >>> @jax.jit
+        ... def step(params, state):
+        ...     each = jax.vmap(jax.grad(loss), (None, 0))(params, x)  # of every example
+        ...     grads = jax.tree.map(lambda g: g.mean(0), each)
+        ...     squares = jax.tree.map(lambda g: (g * g).mean(0), each)
+        ...     updates, state = optimizer.update(grads, state, params, squares=squares, batch_size=64)
+        ...     return optax.apply_updates(params, updates), state
+        >>> for _ in range(300):
+        ...     params, state = step(params, state)
+        >>> bool(loss(params, x) < 0.1)
+        True
+        >>> drawn = sample_weights(jax.random.key(1), params, state)
+        >>> jax.tree.map(jnp.shape, weight_variance(state))
+        {'w': (3, 1)}
+    """
+    numbers = {
+        "k": k, "batch_size": batch_size, "pull": pull, "curvature_rate": curvature_rate,
+        "signal_rate": signal_rate, "prior_rate": prior_rate, "return_rate": return_rate,
+        "inertia": inertia, "volatility": volatility, "noise": noise,
+    }  # fmt: skip
+    settings = Settings(
+        **{name: plain(value) for name, value in numbers.items()}, curvature=curvature,
+        prior_variance=prior_variance, balance=bool(balance), reset=reset, seed=int(seed),
+    )  # fmt: skip
+    return uncertain(learning_rate, settings, nonfinite)
+
+
+def weight_variance(state: RuleState) -> Any:
+    """The variance v that `weight_uncertainty` believes of each weight: a tree like the parameters'.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> state = weight_uncertainty(prior_variance=0.5).init({"w": jnp.ones((1, 2))})
+        >>> weight_variance(state)["w"].tolist()  # nothing was seen yet
+        [[0.5, 0.5]]
+    """
+    import jax
+
+    return jax.tree.map(
+        lambda weight, H, v0: 1 / (weight * H + 1 / v0),
+        *(state.memory[name] for name in ("weight", "curvature", "prior_variance")),
+    )
+
+
+def sample_weights(key: Any, params: Any, state: RuleState) -> Any:
+    """Parameters drawn from N(mu, v), as `weight_uncertainty` believes them.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> params = {"w": jnp.zeros((100, 100))}
+        >>> state = weight_uncertainty(prior_variance=0.25).init(params)
+        >>> drawn = sample_weights(jax.random.key(0), params, state)
+        >>> round(float(drawn["w"].std()), 1)
+        0.5
+    """
+    import jax
+
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    spread = jax.tree.leaves(weight_variance(state))
+    return tree.unflatten([
+        (x + v**0.5 * jax.random.normal(key, v.shape, v.dtype)).astype(x.dtype)
+        for x, v, key in zip(leaves, spread, keys, strict=False)
+    ])  # fmt: skip
 
 
 def from_rule(

@@ -6,5 +6,14 @@ from lossnav.rules.base import Rule
 from lossnav.rules.build import learning_rule
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
+from lossnav.rules.uncertain import UncertainRule
 
-__all__ = ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"]
+__all__ = [
+    "BeliefRule",
+    "DriftedRule",
+    "LocalRule",
+    "Rule",
+    "UncertainRule",
+    "learning_rule",
+    "zoo",
+]

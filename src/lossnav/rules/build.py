@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lossnav import _checks
-from lossnav.belief import Adaptive, belief_of
+from lossnav.belief import Adaptive, WeightUncertainty, belief_of
 from lossnav.geometry import ConstantMetric, Decay
 from lossnav.objective import Objective
 from lossnav.rules.averages import Hutchinson, SquaredGradients
@@ -30,13 +30,16 @@ def learning_rule(
     negative: str | float = "lift",
     plan: Literal["path", "straight"] = "path",
     look_ahead: bool = False,
+    variance: Any = None,
 ) -> Rule:
     r"""The learning rule that is optimal under an Objective, when the learner looks again after ``dt``.
 
     A learner who sees a gradient and believes the curvature plans the whole future with them, goes along
     the plan for ``dt``, and plans again. Without drift the rule is a `LocalRule` (gradient descent to
     Newton, with or without a metric); with drift, a `DriftedRule`; for an Objective made by
-    `lossnav.belief.adaptive`, the `BeliefRule` of a relative of Adam. ``rule.assumptions`` says it in words.
+    `lossnav.belief.adaptive`, the `BeliefRule` of a relative of Adam; and for one made by
+    `lossnav.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and whose memory has the
+    variance. ``rule.assumptions`` says it in words.
 
     Args:
         objective: What the learner assumes. Its loss gives the curvature; the gradient comes with each
@@ -53,6 +56,9 @@ def learning_rule(
         look_ahead: For a belief, take the mean gradient as it will be where the step lands (Nesterov). With
             this, ``plan="straight"`` and a kappa by the size of gradients, the rule is
             `lossnav.optim.torch.Navigator`.
+        variance: For uncertain weights, the variance to begin with, 1 if not given: a number, or one for
+            each weight. ``"exact"`` curvature is then the diagonal of the Hessian, averaged over the
+            weights as they are believed to be.
 
     Returns:
         A Rule: ``state = rule.init(theta)``, then ``step, state = rule.update(grad, state, theta)``.
@@ -94,10 +100,12 @@ def learning_rule(
             "plan and look_ahead are choices of a learner who averages gradients: make the objective "
             "with lossnav.belief.adaptive, or leave them out."
         )
-    if belief is not None:
+    if isinstance(belief, WeightUncertainty):
+        return _uncertain(objective, belief, dt, curvature, metric, negative, variance)
+    if variance is not None:
         raise ValueError(
-            "There is no learning rule for weight_uncertainty objectives yet: solve the objective, or "
-            "give the loss of the weights themselves."
+            "variance is for weights that are uncertain: make the objective with "
+            "lossnav.belief.weight_uncertainty, or leave it out."
         )
     if metric is not None and objective.metric is not None:
         raise ValueError("The objective has a metric of its own: leave out metric=, or that one.")
@@ -162,6 +170,29 @@ def _separate(source: Source, metric: Any) -> bool:
 
 def _rates(drift: Decay) -> Any:
     return tuple(drift.j.tolist()) if drift.j.ndim else float(drift.j)
+
+
+def _uncertain(
+    objective: Objective, belief: WeightUncertainty, dt: float, curvature: Any, metric: Any,
+    negative: str | float, variance: Any,
+) -> Rule:  # fmt: skip
+    from lossnav.rules.uncertain import Expected, UncertainRule
+
+    if metric is not None:
+        raise ValueError("Uncertain weights have the metric of Fisher: leave out metric=.")
+    if isinstance(curvature, str):
+        _checks.choice("curvature of uncertain weights", curvature, ["exact", "squares"])
+        if curvature == "squares":
+            curvature = SquaredGradients()
+        else:
+            log = belief.variance == "log"
+            curvature = Expected(
+                objective.loss, k=objective.k, log=log, entropy=belief.entropy
+            )  # fmt: skip
+    return UncertainRule(
+        dt, curvature, eta=objective.eta, k=objective.k, gamma=objective.gamma,
+        variance=1.0 if variance is None else variance, entropy=belief.entropy, negative=negative,
+    )  # fmt: skip
 
 
 def _believing(

@@ -1,0 +1,311 @@
+"""The machinery of a step of uncertain weights: what was seen, memory, shards, and the ways to compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
+from lossnav.optim._torch_examples import Examples
+from lossnav.optim._torch_shards import is_sharded, local, meshes, totals, whole
+from lossnav.optim._torch_step import LARGE, _pieces, _real
+from lossnav.optim._torch_uncertain_step import (
+    Layer,
+    Sums,
+    advance,
+    advance_compiled,
+    advance_lists,
+    compiled,
+    plain_shares,
+    shares,
+    simple,
+)
+
+Seen = list[tuple[Tensor | None, Tensor | None]]
+"""For each parameter, squares of its examples' gradients and the curvature that was measured."""
+
+
+class UncertainBase(NavigatorBase):
+    """Base of `lossnav.optim.torch.WeightUncertainty`: all but its settings and what it tells of its beliefs."""
+
+    columns = (
+        "step", "curvature", "prior_mean", "start", "last", "prior_variance", "weight", "signal",
+        "scatter", "age",
+    )  # fmt: skip
+    _examples: Examples | None = None
+    _observed: tuple[Mapping[Tensor, Tensor], Mapping[Tensor, Tensor], float] | None = None
+    _now: list[tuple[Group, list[Tensor], Seen]] = []  # noqa: RUF012  (set anew by each step)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; ``closure``, if given, recomputes the loss first and its value is returned."""
+        try:
+            return super().step(closure)
+        finally:
+            self._observed, self._now = None, []
+            if self._examples is not None:
+                self._examples.clear()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
+        home = theta.device if group["capturable"] else None
+        like: Any = {"dtype": state_dtype(theta), "memory_format": torch.preserve_format}
+        kind = like["dtype"].to_real() if like["dtype"].is_complex else like["dtype"]
+        pairs = group["balance"] and group["curvature"] == "squared-batch"
+        rows = group["reset"] is not None and theta.ndim > 1
+        if rows and is_sharded(theta):
+            raise ValueError("Units of sharded parameters cannot be reset: leave reset=None.")
+        nothing = torch.zeros((), dtype=kind, device=home)
+        start = theta.detach().to(like["dtype"], copy=True)
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=home),
+            "curvature": torch.zeros_like(theta, requires_grad=False, **like),
+            "prior_mean": start.clone(),
+            "start": start,
+            "last": torch.zeros_like(theta, requires_grad=False, **like) if pairs else nothing.clone(),
+            "prior_variance": nothing + self._prior(theta, group),
+            "weight": nothing.clone(),
+            "signal": nothing.clone(),
+            "scatter": nothing.clone(),
+            "age": torch.zeros(len(theta), device=theta.device) if rows else nothing.clone(),
+        }  # fmt: skip
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _prior(self, theta: Tensor, group: Group) -> float:
+        """The prior variance of a parameter; see the class."""
+        if group["prior_variance"] is not None:
+            return float(group["prior_variance"])
+        place = next(i for i, other in enumerate(group["params"]) if other is theta)
+        order = [*range(place, -1, -1), *range(place + 1, len(group["params"]))]
+        for i in order:
+            other = group["params"][i]
+            held = self.state.get(other)
+            if other.ndim > 1 and held:
+                return float(held["prior_variance"])
+            if other.ndim > 1 and _mean_square(other) > 0:
+                return _mean_square(other)
+        return _mean_square(theta) or 1.0
+
+    def _here(self, batch: Batch) -> Batch:
+        group, params, grads, columns = batch
+        return group, local(params), local(grads), [local(column) for column in columns]
+
+    def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
+        good = super()._judge(batches, shards, over)
+        if good:
+            self._gather(batches, None)
+        return good
+
+    def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
+        ok = super()._judge_traced(batches)
+        self._gather(batches, ok)
+        return ok
+
+    def _batch(self, group: Group) -> float:
+        if self._observed is not None:
+            return self._observed[2]
+        watched = self._examples.count if self._examples is not None else 0
+        return float(watched or group["batch_size"]) * (_processes() if watched else 1)
+
+    def _gather(self, batches: list[Batch], ok: Tensor | None) -> None:
+        """Before a step: what was seen of the examples, and the weight of each layer's curvature."""
+        self._now = [(batch[0], batch[1], self._seen(batch)) for batch in batches]
+        balanced = [batch for batch in batches if batch[0]["balance"]]
+        averages = [[t for batch in balanced for t in batch[3][i]] for i in (7, 8)]
+        if any(traced(batch[0]) for batch in batches):
+            qs = iter(shares(*map(_stacked, averages)).unbind() if averages[0] else ())
+        else:
+            qs = iter(plain_shares(*([t.item() for t in part] for part in averages)))
+        for group, _, _, columns in batches:
+            K = group["k"] * self._batch(group)
+            for weight in columns[6]:
+                new: Any = K / next(qs) ** 2 if group["balance"] else K
+                if isinstance(new, Tensor):
+                    new = new.to(weight)
+                    new = new if ok is None else torch.where(ok.to(weight.device), new, weight)
+                    weight.copy_(new)
+                elif ok is None:
+                    weight.fill_(new)
+                else:
+                    weight.copy_(torch.where(ok.to(weight.device), new, weight))
+
+    def _seen(self, batch: Batch) -> Seen:
+        group, params, _, _ = batch
+        kind, watch = group["curvature"], self._examples
+        found: Seen = []
+        for theta in params:
+            squares: Tensor | None = None
+            curvature: Tensor | None = None
+            if self._observed is not None:
+                squares, curvature = (part.get(theta) for part in self._observed[:2])
+            elif watch is not None and watch.count:
+                squares, curvature = watch.squares(theta), watch.curvature(theta)
+            wanted = {"fisher": squares, "ggn": curvature}.get(kind)
+            if kind != "squared-batch" and wanted is None:
+                raise RuntimeError(
+                    f'curvature="{kind}" needs what each example says, but nothing was seen of a parameter '
+                    f"of shape {tuple(theta.shape)}: call optimizer.watch(model, loss) once, before training."
+                )
+            if is_sharded(theta) and squares is not None:
+                raise RuntimeError(
+                    'Squares of examples are not known for sharded parameters: use curvature="squared-batch".'
+                )
+            found.append((squares, wanted))
+        if watch is not None and watch.count:
+            _over_processes(found)
+        return found
+
+    def _update(self, batch: Batch, ok: Tensor | None) -> None:
+        group, _, _, columns = batch
+        size = self._batch(group)
+        whole, seen = next((xs, found) for other, xs, found in self._now if other is group)
+        layers = self._layers(batch, seen)
+        steps, weights, v0s = columns[0], columns[6], columns[5]
+        K = group["k"] * size
+        single = ok is not None or traced(group) or group["foreach"] is False
+        if single or group["inertia"] or group["noise"]:
+            lr: Any = group["lr"]
+            sums = []
+            for layer, c, v0 in zip(layers, weights, v0s, strict=True):
+                at = layer.x.device
+                rate = lr.reshape(()).to(at) if isinstance(lr, Tensor) else lr
+                fine = None if ok is None else ok.to(at)
+                sums.append(advance(group, layer, rate, K, c.to(at), v0.to(at), size, fine))
+        else:
+            sums = self._by_lists(group, layers, K, weights, v0s, size)
+        for step in steps:
+            step += 1 if ok is None else ok.to(step.device)
+        self._remember(group, whole, seen, columns, sums, size, ok)
+        if group["reset"] is not None:
+            _redraw(group, layers, columns, ok)
+
+    def _layers(self, batch: Batch, seen: Seen) -> list[Layer]:
+        group, params, grads, columns = batch
+        sign = -1.0 if group["maximize"] else 1.0
+        watch = self._examples
+        if watch is not None and watch.count and watch.reduction == "sum":
+            sign /= watch.count
+        layers = []
+        for i, (theta, grad) in enumerate(zip(params, grads, strict=True)):
+            x, g, h, prior, start = _real([theta, grad, *(columns[j][i] for j in (1, 2, 3))])
+            g = g.to(h.dtype) if sign == 1 else g.to(h.dtype) * sign
+            last = _real([columns[4][i]])[0]
+            squares, curvature = (None if t is None else t.to(h) for t in seen[i])
+            squares = squares if group["balance"] else None
+            pairs = group["balance"] and squares is None and last.shape == g.shape
+            layers.append(Layer(x, g, h, prior, start, last if pairs else None, curvature, squares))
+        return layers
+
+    def _by_lists(
+        self, group: Group, layers: list[Layer], K: float, weights: list[Tensor],
+        v0s: list[Tensor], size: float,
+    ) -> list[Sums]:  # fmt: skip
+        lr = float(group["lr"])
+        cs, vs = [c.item() for c in weights], [v.item() for v in v0s]
+        sums: list[Sums] = [None] * len(layers)
+        large = sum(layer.x.numel() for layer in layers) >= LARGE
+        fused = group["fused"] or (group["fused"] is group["foreach"] is None and large)
+        ways = [(advance_lists, list(range(len(layers))))]
+        if fused and compiled() is not None:
+            apart = [simple(layer) for layer in layers]
+            ways = [
+                (advance_compiled, [i for i, alone in enumerate(apart) if alone]),
+                (advance_lists, [i for i, alone in enumerate(apart) if not alone]),
+            ]
+        for way, places in ways:
+            for some in _pieces([[layers[i].x for i in places]]) if places else ():
+                chosen = [places[n] for n in some]
+                part = [layers[i] for i in chosen]
+                weighed, spread = [cs[i] for i in chosen], [vs[i] for i in chosen]
+                found = way(group, part, lr, K, weighed, spread, size)
+                for i, pair in zip(chosen, found, strict=True):
+                    sums[i] = pair
+        return sums
+
+    def _remember(
+        self, group: Group, whole: list[Tensor], seen: Seen, columns: list[list[Tensor]],
+        sums: list[Sums], size: float, ok: Tensor | None,
+    ) -> None:  # fmt: skip
+        """The averages behind q, from the sums of this step."""
+        one = size <= 1  # the squares of one example say nothing of noise
+        chosen = [
+            i for i, pair in enumerate(sums) if pair is not None and not (one and seen[i][0] is not None)
+        ]  # fmt: skip
+        if not chosen:
+            return
+        over = meshes(whole[i] for i in chosen)
+        if ok is None and not over and not traced(group):
+            for i in chosen:
+                n = columns[0][i].item() - (seen[i][0] is None)  # a pair needs a gradient before it
+                gain = max(group["signal_rate"], 1 / n) if n >= 1 else 0.0
+                for average, new in zip((columns[7][i], columns[8][i]), sums[i], strict=True):  # type: ignore[arg-type]
+                    average += gain * (float(new) - average.item())
+            return
+        found = [_stacked([torch.as_tensor(sums[i][j]) for i in chosen]) for j in (0, 1)]  # type: ignore[index]
+        for mesh in over:
+            on = [n for n, i in enumerate(chosen) if getattr(whole[i], "device_mesh", None) == mesh]
+            for part in found:
+                part[on] = totals([whole[chosen[n]] for n in on], part[on])
+        late = [float(seen[i][0] is None) for i in chosen]
+        times = _stacked([columns[0][i] for i in chosen]).to(found[0].device)
+        times = times - torch.tensor(late, dtype=times.dtype, device=times.device)
+        gains = (1 / times.clamp(min=1)).clamp(min=group["signal_rate"])
+        gains = torch.where(times >= 1, gains, 0.0)
+        for j, new in zip((7, 8), found, strict=True):
+            averages = [columns[j][i] for i in chosen]
+            old = _stacked(averages).to(new.device)
+            new = new if ok is None else torch.where(ok.to(new.device), new, old)
+            for average, value in zip(averages, (old + gains * (new - old)).unbind(), strict=True):
+                average.copy_(value)
+
+
+def _stacked(numbers: list[Tensor]) -> Tensor:
+    home = numbers[0].device
+    wide = torch.float32 if home.type == "mps" else torch.float64
+    return torch.stack([t.to(home, wide) for t in numbers])
+
+
+def _mean_square(theta: Tensor) -> float:
+    if not theta.numel():
+        return 0.0
+    x = torch.view_as_real(theta.detach()) if theta.is_complex() else theta.detach()
+    return float(whole(x.to(state_dtype(x)).square().mean()))
+
+
+def _processes() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _over_processes(found: Seen) -> None:
+    """The mean over all processes, each of which has seen its own examples."""
+    count = _processes()
+    if count > 1:
+        import torch.distributed as dist
+
+        for tensor in {id(t): t for pair in found for t in pair if t is not None}.values():
+            dist.all_reduce(tensor)
+            tensor /= count
+
+
+def _redraw(
+    group: Group, layers: list[Layer], columns: list[list[Tensor]], ok: Tensor | None
+) -> None:
+    """Draw free units anew from their prior."""
+    for i, layer in enumerate(layers):
+        age = columns[9][i]
+        if not age.ndim:
+            continue
+        v0, rest = columns[5][i].to(age.device), tuple(range(1, layer.x.ndim))
+        share = 1 / (columns[6][i].to(age.device) * layer.curvature * v0 + 1)
+        age += 1
+        free = (share.mean(rest) >= group["reset"]) & (age * group["curvature_rate"] > 1)
+        if ok is not None:
+            free = free & ok.to(free.device)
+        drawn = layer.prior + v0.sqrt() * torch.randn_like(layer.prior)
+        mask = free.reshape(-1, *(1 for _ in rest))
+        layer.x.copy_(torch.where(mask, drawn, layer.x.to(drawn.dtype)))
+        age.copy_(torch.where(free, 0.0, age))

@@ -1,0 +1,219 @@
+r"""One step of uncertain weights: curvature, variance, mean and prior, for one tensor or for lists.
+
+With K the weight of the loss and c = K/q^2 that of the curvature, the step on a tensor is
+
+.. math:: H\leftarrow H+\rho(O-H),\quad s=cH+1/v_0,\quad
+          \Delta=-\mathrm{clip}_{\sqrt{1/s}}\bigl(\alpha f\,[Kg+\lambda(\mu-\mu_0)/v_0]/s\bigr),\quad
+          \mu\leftarrow\mu+\Delta,
+
+and then the prior follows. Inertia :math:`\iota` (:math:`\eta/\gamma^2`, with time in units of
+:math:`\gamma/\eta`) shortens what is fast: :math:`f=1/(\frac12+\sqrt{\frac14+\iota cH/s})`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossnav.optim._torch_base import Group
+
+LEAST = 0.01
+"""A layer's gradient is taken to be signal for this share at least."""
+MOST = 1e28
+"""Curvature ends here, so that no product of it overflows in single precision."""
+
+
+Sums = tuple[Any, Any] | None
+"""Sums over a layer, of the signal with its noise and of the noise; None if they are not wanted."""
+
+
+@dataclass
+class Layer:
+    """One tensor with its memory and what was seen of it; views of the caller's memory."""
+
+    x: Tensor
+    grad: Tensor
+    curvature: Tensor
+    prior: Tensor
+    start: Tensor
+    last: Tensor | None
+    seen: Tensor | None  # curvature that was measured; None takes squares of the gradient
+    squares: Tensor | None
+
+
+def gentle(inertia: float) -> float:
+    """The rate at the balance, in units of that without inertia."""
+    return 1 / (0.5 + math.sqrt(0.25 + inertia))
+
+
+def advance(
+    group: Group, layer: Layer, lr: Any, K: Any, c: Any, v0: Any, batch: Any, ok: Tensor | None
+) -> Sums:
+    """Take the step of one tensor in place; returns the sums for its share of signal."""
+    x, g = layer.x.to(layer.curvature.dtype), layer.grad
+    inertia = group["inertia"]
+    bending = g * g * batch if layer.seen is None else layer.seen
+    H = layer.curvature + group["curvature_rate"] * gentle(inertia) * (bending - layer.curvature)
+    H = H.clamp(max=MOST)
+    s = c * H + 1 / v0
+    force = g + group["pull"] / (K * v0) * (x - layer.prior)
+    length: Any = lr * K
+    if inertia:
+        bend = c * H / s
+        f = 1 / (0.5 + (0.25 + inertia * bend).sqrt())
+        length = lr * K * f
+    room = s.rsqrt()
+    move = torch.maximum(torch.minimum(-length * (force / s), room), -room)
+    if inertia and group["volatility"]:
+        # mu'^2/v over the step is -move * force * f: a mean that runs makes its curvature old.
+        push = -move * force * K * f * inertia / (1 + 3 * inertia * bend * f)
+        H = H / (1 + group["volatility"] * push)
+    if group["noise"]:
+        move = move + group["noise"] * (2 * length / K / s).sqrt() * torch.randn_like(move)
+    moved = x + move
+    prior = layer.prior + group["prior_rate"] * (moved - layer.prior)
+    prior = prior - group["return_rate"] * (layer.prior - layer.start)
+    sums = _sums(layer, s, batch)
+    for held, new in ((layer.x, moved), (layer.curvature, H), (layer.prior, prior)):
+        held.copy_(new if ok is None else torch.where(ok, new, held.to(new.dtype)))
+    if layer.last is not None:
+        layer.last.copy_(g if ok is None else torch.where(ok, g, layer.last))
+    return sums
+
+
+def advance_lists(
+    group: Group, layers: list[Layer], lr: float, K: float, cs: list[float], v0s: list[float],
+    batch: float,
+) -> list[Sums]:  # fmt: skip
+    """The same for many tensors of one type at once, without inertia and noise."""
+    hs, gs, priors = ([getattr(a, n) for a in layers] for n in ("curvature", "grad", "prior"))
+    xs = [layer.x for layer in layers]
+    wide = xs if xs[0].dtype == hs[0].dtype else [x.to(hs[0].dtype) for x in xs]
+    rate = group["curvature_rate"]
+    torch._foreach_mul_(hs, 1 - rate)
+    if layers[0].seen is None:
+        torch._foreach_addcmul_(hs, gs, gs, value=rate * batch)
+    else:
+        torch._foreach_add_(hs, [layer.seen for layer in layers], alpha=rate)
+    torch._foreach_clamp_max_(hs, MOST)
+    s = torch._foreach_mul(hs, cs)
+    torch._foreach_add_(s, [1 / v0 for v0 in v0s])
+    sums = [_sums(layer, precision, batch) for layer, precision in zip(layers, s, strict=True)]
+    move = torch._foreach_sub(wide, priors)
+    torch._foreach_mul_(move, [group["pull"] / (K * v0) for v0 in v0s])
+    torch._foreach_add_(move, gs)
+    torch._foreach_div_(move, s)
+    torch._foreach_mul_(move, -lr * K)
+    torch._foreach_sqrt_(s)
+    torch._foreach_reciprocal_(s)
+    torch._foreach_minimum_(move, s)
+    torch._foreach_neg_(s)
+    torch._foreach_maximum_(move, s)
+    torch._foreach_add_(wide, move)
+    e0, e1 = group["prior_rate"], group["return_rate"]
+    torch._foreach_mul_(priors, 1 - e0 - e1)
+    torch._foreach_add_(priors, wide, alpha=e0)
+    if e1:
+        torch._foreach_add_(priors, [layer.start for layer in layers], alpha=e1)
+    if wide is not xs:
+        torch._foreach_copy_(xs, wide)
+    paired = [layer for layer in layers if layer.last is not None]
+    if paired:
+        torch._foreach_copy_([layer.last for layer in paired], [layer.grad for layer in paired])
+    return sums
+
+
+def compiled() -> Any:
+    """The compiled step, or None where numba cannot be used."""
+    try:
+        from lossnav.optim import _torch_uncertain_kernel
+    except (ImportError, RuntimeError):
+        return None
+    return _torch_uncertain_kernel.advance
+
+
+def simple(layer: Layer) -> bool:
+    """Whether the compiled step can take a tensor."""
+    held = [layer.x, layer.grad, layer.curvature, layer.prior, layer.start]
+    held += [] if layer.last is None else [layer.last]
+    return (
+        layer.seen is None
+        and layer.squares is None
+        and layer.x.device.type == "cpu"
+        and len({t.dtype for t in held}) == 1
+        and all(t.is_contiguous() for t in held)
+    )
+
+
+def advance_compiled(
+    group: Group, layers: list[Layer], lr: float, K: float, cs: list[float], v0s: list[float],
+    batch: float,
+) -> list[Sums]:  # fmt: skip
+    """The same in one pass over memory, of tensors that are `simple`."""
+    step, rate = compiled(), group["curvature_rate"]
+    e0, e1 = group["prior_rate"], group["return_rate"]
+    sums: list[Sums] = []
+    for layer, c, v0 in zip(layers, cs, v0s, strict=True):
+        pull = group["pull"] / (K * v0)
+        row = (1 - rate, rate * batch, c, 1 / v0, pull, lr * K, 1 - e0 - e1, e0, e1, MOST)
+        held = (layer.x, layer.grad, layer.curvature, layer.prior, layer.start)
+        arrays = [t.detach().numpy().ravel() for t in held]
+        last = arrays[0][:0] if layer.last is None else layer.last.numpy().ravel()
+        signal, pairs = step(*arrays, last, tuple(map(float, row)))
+        paired = layer.last is not None
+        sums.append((signal, signal - pairs) if paired else None)
+    # Autograd must see that these have changed: it refuses a backward pass that needs the old.
+    torch.autograd.graph.increment_version([layer.x for layer in layers])
+    return sums
+
+
+def _sums(layer: Layer, s: Tensor, batch: Any) -> Sums:
+    r""":math:`\sum v g^2` and the part of it that is noise.
+
+    With the squares Q of each example, :math:`\sum v(Q-g^2)/(B-1)`. Without, from the gradient before: its
+    noise is another, so :math:`\sum v\,g_tg_{t-1}` is signal alone.
+    """
+    if layer.squares is None and layer.last is None:
+        return None
+    weighed = layer.grad / s
+    signal = (weighed * layer.grad).sum()
+    if layer.squares is not None:
+        return signal, ((layer.squares / s).sum() - signal) / max(batch - 1, 1)
+    return signal, signal - (weighed * layer.last).sum()
+
+
+def plain_shares(signal: list[float], scatter: list[float]) -> list[float]:
+    """`shares` by floats, which are quicker for a few layers.
+
+    Examples:
+        >>> [round(q, 6) for q in plain_shares([1.0, 1.0, 0.0], [0.2, 0.8, 0.0])]
+        [2.0, 0.5, 1.0]
+    """
+    logs = [
+        math.log(min(max(1 - n / s, LEAST), 1.0)) if s > 0 else None
+        for s, n in zip(signal, scatter, strict=True)
+    ]
+    known = [x for x in logs if x is not None]
+    mean = math.fsum(known) / max(len(known), 1)
+    return [1.0 if x is None else math.exp(x - mean) for x in logs]
+
+
+def shares(signal: Tensor, scatter: Tensor) -> Tensor:
+    r"""q of each layer: its share of signal :math:`1-\bar N/\bar S`, over the geometric mean of all.
+
+    A layer of which nothing is known has q = 1 and is no part of the mean.
+
+    Examples:
+        >>> shares(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.2, 0.8, 0.0]))
+        tensor([2.0000, 0.5000, 1.0000])
+    """
+    known = signal > 0
+    safe = torch.where(known, signal, 1.0)
+    r = (1 - scatter / safe).clamp(LEAST, 1.0)
+    logs = torch.where(known, r.log(), 0.0)
+    mean = logs.sum() / known.sum().clamp(min=1)
+    return torch.where(known, (logs - mean).exp(), 1.0)
