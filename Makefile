@@ -17,10 +17,9 @@ FRAME := pyproject.toml constraints.txt
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# One worker has all tests of a file, so that what they share is made once.
 test: $(VENV)/.checks  ## Set up, lint, type-check, run the tests, build the docs
 	$(MAKE) lint
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
 	$(MAKE) docs
 
 reproduce: $(VENV)/.reproduce  ## Rebuild the paper's results into results/index.html
