@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from scipy import linalg
 
 from lossnav import _checks
 from lossnav._checks import FloatArray
-from lossnav.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Tables, panels, styled
+from lossnav.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Tables, panels, styled, whole
 from lossnav.objective import Objective
 from lossnav.trajectory import Trajectory
 
@@ -85,10 +84,8 @@ def write(figure: Figure, path: Path) -> None:
     import matplotlib as mpl
 
     kind = _checks.choice("figure format", path.suffix.lstrip(".").lower(), KINDS)
-    part = path.with_name(f".{path.name}.part")
-    with mpl.rc_context({"savefig.dpi": 200, "svg.hashsalt": "lossnav"}):
+    with whole(path) as part, mpl.rc_context({"savefig.dpi": 200, "svg.hashsalt": "lossnav"}):
         figure.savefig(part, format=kind, metadata=KINDS[kind])
-    os.replace(part, path)
 
 
 def _draw_map(ax: Axes, tables: Tables, names: list[str]) -> None:

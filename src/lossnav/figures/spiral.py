@@ -14,6 +14,7 @@ import sympy
 
 from lossnav._checks import FloatArray
 from lossnav.derivation import derive
+from lossnav.figures.fig3 import LOSS, START
 from lossnav.figures.style import (
     BLUE,
     COLOURS,
@@ -27,7 +28,6 @@ from lossnav.figures.style import (
     styled,
 )
 from lossnav.geometry import Rotation
-from lossnav.landscapes import Quadratic
 from lossnav.objective import Objective
 from lossnav.solvers import solve
 
@@ -39,8 +39,6 @@ NOTES = (
     "The paper shows one spiral at γ = 0 and calls V_eff the effective loss. With γ > 0 the path does not "
     "end at its minimiser (errata 12).",
 )
-LOSS = Quadratic([4.0, 4.0], minimum=[0.0, -0.5])
-START = (1.5, 1.5)
 TURNS = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 GAMMAS = (0.0, 1.0, 4.0)
 SHOWN = 4.0

@@ -16,8 +16,6 @@ import platform
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -127,12 +125,3 @@ def writing(out: Path) -> Iterator[None]:
             f"The results cannot be written to {out}: {error.strerror or error}. Choose another folder with "
             "--out."
         ) from error
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """Keep BLAS to one thread: sums then come out the same, and small matrices are faster."""
-    try:
-        limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(1)
-    except ImportError:  # it comes with scikit-learn; without it the parts are only slower
-        return nullcontext()
-    return limits

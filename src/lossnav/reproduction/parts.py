@@ -23,6 +23,7 @@ from lossnav.figures import (
 )
 from lossnav.figures._training_plans import plan
 from lossnav.reproduction import derivations, keeping, kept_results, paths
+from lossnav.reproduction._threads import one_thread
 from lossnav.reproduction.page import Section, figure_section, note_section
 from lossnav.studies.data import DataError
 
@@ -122,7 +123,7 @@ def made(name: str, job: Job) -> Section:
         job.progress(f"  {name} is as the last run left it")
         return found
     try:
-        with keeping.one_thread():
+        with one_thread():
             section = part.build(job)
     except (
         DataError,

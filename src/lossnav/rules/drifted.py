@@ -19,12 +19,18 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from lossnav import _checks
 from lossnav.geometry import as_drift
 from lossnav.objective import QuadraticForm
 from lossnav.rules.arrays import like, to_numpy
 from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.local import admitted, check_dt, check_policy, in_words, lower_bound, observed
+from lossnav.rules.local import (
+    admitted,
+    check_constants,
+    check_policy,
+    in_words,
+    lower_bound,
+    observed,
+)
 from lossnav.rules.operators import dense
 from lossnav.rules.sources import as_source
 from lossnav.solvers.feedback import Feedback, feedback, scale, stabilising
@@ -67,11 +73,7 @@ class DriftedRule(Rule):
     negative: str | float = "lift"
 
     def __post_init__(self) -> None:
-        check_dt(self.dt)
-        for name, check in (
-            ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
-        ):  # fmt: skip
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        check_constants(self)
         object.__setattr__(self, "curvature", as_source(self.curvature))
         object.__setattr__(self, "drift", as_drift(self.drift))
         if self.drift is None:

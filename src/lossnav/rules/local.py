@@ -86,11 +86,7 @@ class LocalRule(Rule):
     negative: str | float = "lift"
 
     def __post_init__(self) -> None:
-        check_dt(self.dt)
-        for name, check in (
-            ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
-        ):  # fmt: skip
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        check_constants(self)
         rates = _checks.finite_array("decay", self.decay)
         if rates.ndim > 1 or (rates < 0).any():
             raise ValueError("decay must be a number or one for each coordinate, zero or more.")
@@ -204,6 +200,15 @@ def check_policy(negative: str | float, bound: float) -> None:
             f"negative is {negative:.6g}, but a stand-in for curvature must be above {bound:.6g}, "
             "where a best path begins to exist."
         )
+
+
+def check_constants(rule: Any) -> None:
+    """Refuse a rule whose dt, eta, k or gamma means nothing; keep the last three as floats."""
+    check_dt(rule.dt)
+    for name, check in (
+        ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
+    ):  # fmt: skip
+        object.__setattr__(rule, name, check(name, getattr(rule, name)))
 
 
 def check_dt(dt: Any) -> None:

@@ -41,7 +41,7 @@ from lossnav.rules.arrays import like, to_numpy
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.family import relaxation
 from lossnav.rules.gains import positive_or_one
-from lossnav.rules.local import admitted, check_dt, check_policy, observed
+from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source
 
@@ -124,11 +124,7 @@ class UncertainRule(Rule):
     negative: str | float = "lift"
 
     def __post_init__(self) -> None:
-        check_dt(self.dt)
-        for name, check in (
-            ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
-        ):  # fmt: skip
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        check_constants(self)
         if not (_checks.finite_array("variance", self.variance) > 0).all():
             raise ValueError("variance must be greater than zero: no weight is known exactly.")
         if not isinstance(self.curvature, Expected):

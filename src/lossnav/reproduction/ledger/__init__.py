@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from lossnav import _checks
+from lossnav.reproduction._threads import one_thread
 from lossnav.reproduction.ledger.evidence import Evidence, Verdict
 from lossnav.reproduction.ledger.registry import Check, checks, corrections, displays
 
@@ -95,7 +94,7 @@ def ledger(
     wanted = [_checks.choice("display", name, [d["id"] for d in shown]) for name in only]
     chosen = [d for d in shown if not wanted or d["id"] in wanted]
     entries: list[Entry] = []
-    with _one_thread():
+    with one_thread():
         for display in chosen:
             if not entries or entries[-1].section != display["section"]:
                 here = [d for d in chosen if d["section"] == display["section"]]
@@ -103,15 +102,6 @@ def ledger(
                 progress(f"  {kind} {display['section']}: {len(here)} displays")
             entries.append(_entry(display, known.get(display["id"])))
     return entries
-
-
-def _one_thread() -> AbstractContextManager[Any]:
-    """Keep BLAS to one thread: on a busy machine, more of them wait for each other over 3 x 3 matrices."""
-    try:
-        limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(1)
-    except ImportError:  # it comes with scikit-learn; without it the checks are only slower
-        return nullcontext()
-    return limits
 
 
 def _entry(display: dict[str, Any], check: Check | None) -> Entry:
