@@ -11,7 +11,7 @@ import jax.numpy as jnp  # noqa: E402
 
 STEPS = 100
 SHAPES = {"w": (5, 3), "b": (4,), "deep": [()]}
-FIXED = ("b1", "b2", "eps", "gamma", "saturation")
+FIXED = ("b1", "b2", "eps", "gamma", "saturation", "shared")
 is_shape = {"is_leaf": lambda x: isinstance(x, tuple)}
 
 
@@ -78,7 +78,8 @@ SETTINGS = {
     "centred": {"centred": True, "b1": 0.8, "b2": 0.95, "nesterov": False, "saturation": 0.0},
     "ahead": {"nesterov": True, "saturation": 0.0},
     "kalman, ahead, centred": {"gain": "kalman", "nesterov": True, "centred": True, "b2": 0.9},
-    "saturated": {"saturation": 2.0, "gamma": 0.1},
+    "saturated": {"saturation": 2.0, "shared": 0.0, "gamma": 0.1},
+    "alike": {"saturation": 3.0, "shared": 1.0},
     "all": {
         "gain": "kalman", "nesterov": True, "centred": True, "saturation": 0.7, "gamma": 0.2,
         "weight_decay": 0.1, "eps": 1e-5, "b1": 0.7, "b2": 0.98,

@@ -26,7 +26,8 @@ FAMILY = {
     "centred": {**PLAIN, "centred": True},
     "nesterov": {**PLAIN, "nesterov": True},
     "kalman, nesterov": {**PLAIN, "gain": "kalman", "nesterov": True},
-    "saturated": {**PLAIN, "saturation": 2.0},
+    "saturated": {**PLAIN, "saturation": 2.0, "shared": 0.0},
+    "alike": {**PLAIN, "saturation": 2.0, "shared": 1.0},
     "decay": {**PLAIN, "weight_decay": 0.5},
     "all": {
         "gamma": 0.1,
@@ -78,8 +79,8 @@ def shifted(L, Q):
 
 
 def reference(theta, grads, lrs, *, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, basis_beta=0.95,
-              refresh=10, gamma=0.0, gain="betas", centred=False, nesterov=True, saturation=2.0,
-              row=True, column=True):  # fmt: skip
+              refresh=10, gamma=0.0, gain="betas", centred=False, nesterov=True, saturation=4.0,
+              shared=0.75, row=True, column=True):  # fmt: skip
     """The family on vec(G) in the basis Q_L (x) Q_R, all explicit; the mean stays in plain coordinates."""
     x = theta.numpy().copy()
     r, c = x.shape
@@ -110,7 +111,7 @@ def reference(theta, grads, lrs, *, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.
                 mean = mean + k * (q - mean)
                 used = mean + k * (q - mean) if nesterov else mean
             D = gamma + np.sqrt(gamma**2 + level) + eps
-            z = saturation * lr / peak * level / (D * math.sqrt(typical))
+            z = saturation * lr / peak * (shared + (1 - shared) * level / (D * math.sqrt(typical)))
             step = (1 + saturation) * lr * used / D / (1 + z)
             m = K @ mean
             x = x - (K @ step).reshape(r, c)
@@ -255,7 +256,7 @@ def test_vectors_get_the_diagonal_step(name, shape):
     generator = torch.manual_seed(1)
     grads = [torch.randn(shape, generator=generator) for _ in range(20)]
     theta = torch.ones(shape)
-    settings = {"lr": 0.01, "betas": (0.9, 0.95), **FAMILY[name]}
+    settings = {"lr": 0.01, "betas": (0.9, 0.95), "shared": 0.75, **FAMILY[name]}
     ours = run(lambda p: KroneckerNavigator(p, **settings), theta, grads)
     assert torch.equal(ours, run(lambda p: Navigator(p, **settings), theta, grads))
 
@@ -265,7 +266,7 @@ def test_matrices_without_a_basis_get_the_diagonal_step(matrix):
     grads = gradients((5, 6), 20)
     theta = torch.zeros(5, 6, dtype=torch.float64)
     ours = run(lambda p: KroneckerNavigator(p, 0.1, matrix=matrix, max_dim=4), theta, grads)
-    diagonal = run(lambda p: Navigator(p, 0.1), theta, grads)
+    diagonal = run(lambda p: Navigator(p, 0.1, shared=0.75), theta, grads)
     assert torch.equal(ours, diagonal)
 
 

@@ -276,7 +276,7 @@ def test_vectors_get_the_step_of_navigator():
         [{k: g[k] for k in ("b", "deep")} for g in GRADS],
     )
     got, state = run(kronecker_navigator(0.01), start=start, grads=grads)
-    assert gap(got, run(navigator(0.01), start=start, grads=grads)[0]) < 1e-7
+    assert gap(got, run(navigator(0.01, shared=0.75), start=start, grads=grads)[0]) < 1e-7
     assert set(state.memory) == {"m", "v", "peak"}
 
 

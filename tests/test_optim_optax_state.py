@@ -69,7 +69,7 @@ def test_apply_if_finite(inner, dtype):
     optimizer = optax.apply_if_finite(navigator(0.01, nonfinite=inner), 5)
     got, state = run(optimizer, grads=spoilt(np.nan), dtype=dtype)
     expected, own = run(navigator(0.01), grads=spoilt(np.nan), dtype=dtype)
-    assert gap(got, expected) == 0
+    assert gap(got, expected) < 3e-7  # another program, and so another rounding
     assert int(state.total_notfinite) == int(own.skipped) == 1
     assert int(state.inner_state.skipped) == 0
 

@@ -130,19 +130,25 @@ def test_ballistic_has_eps_under_the_root(form):
 
 
 MEMBERS = list(
-    itertools.product((0.0, 0.7), ("betas", "kalman"), (False, True), (False, True), (0.0, 0.8))
+    itertools.product(
+        (0.0, 0.7),
+        ("betas", "kalman"),
+        (False, True),
+        (False, True),
+        ((0.0, 0.0), (0.8, 0.0), (3.0, 0.6)),
+    )
 )
 
 
-@pytest.mark.parametrize(("gamma", "gain", "centred", "nesterov", "saturation"), MEMBERS)
+@pytest.mark.parametrize(("gamma", "gain", "centred", "nesterov", "bent"), MEMBERS)
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 3e-6), (torch.float64, 1e-13)])
-def test_every_form_is_the_pure_rule(gamma, gain, centred, nesterov, saturation, dtype, tol):
-    shared = {"lr": 1e-2, "betas": (0.9, 0.99), "gamma": gamma, "gain": gain, "nesterov": nesterov,
-              "saturation": saturation, "weight_decay": 0.1}  # fmt: skip
-    rule = BeliefRule.practical(**shared, second="centred" if centred else "plain")
+def test_every_form_is_the_pure_rule(gamma, gain, centred, nesterov, bent, dtype, tol):
+    same = {"lr": 1e-2, "betas": (0.9, 0.99), "gamma": gamma, "gain": gain, "nesterov": nesterov,
+            "saturation": bent[0], "shared": bent[1], "weight_decay": 0.1}  # fmt: skip
+    rule = BeliefRule.practical(**same, second="centred" if centred else "plain")
     pure = trained(lambda p: ByRule(p, rule), dtype)
     for name, flags in FORMS.items():
-        ours = trained(lambda p, f=flags: Navigator(p, **shared, centred=centred, **f), dtype)
+        ours = trained(lambda p, f=flags: Navigator(p, **same, centred=centred, **f), dtype)
         assert gap(ours, pure) < tol, name
 
 
@@ -161,11 +167,18 @@ def test_nothing_seen_is_nothing_moved(form, gain):
 @pytest.mark.parametrize("form", FORMS)
 def test_saturation_follows_the_schedule(form):
     """A typical coordinate steps by lr at the peak; late small steps are longer, and not bent."""
-    params = {c: torch.nn.Parameter(torch.zeros(50, dtype=torch.float64)) for c in (0.0, 2.0)}
+    ways = {0.0: 0.0, 2.0: 0.0, 4.0: 0.25}  # saturation, and how much of it is shared
+    params = {c: torch.nn.Parameter(torch.zeros(50, dtype=torch.float64)) for c in ways}
     grads = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moves = {}
     for c, p in params.items():
-        settings = {"betas": (0.0, 0.999), "eps": 0.0, "nesterov": False, "saturation": c}
+        settings = {
+            "betas": (0.0, 0.999),
+            "eps": 0.0,
+            "nesterov": False,
+            "saturation": c,
+            "shared": ways[c],
+        }
         optimizer = Navigator([p], lr=1.0, **settings, **FORMS[form])
         moves[c] = []
         for lr, grad in zip((1.0, 1e-6), grads, strict=True):
@@ -176,6 +189,8 @@ def test_saturation_follows_the_schedule(form):
     size = grads[0].abs() / grads[0].square().mean().sqrt()
     torch.testing.assert_close(moves[2.0][0] / moves[0.0][0], 3 / (1 + 2 * size))
     torch.testing.assert_close(moves[2.0][1], 3 * moves[0.0][1], rtol=1e-4, atol=0)
+    torch.testing.assert_close(moves[4.0][0] / moves[0.0][0], 5 / (2 + 3 * size))
+    torch.testing.assert_close(moves[4.0][1], 5 * moves[0.0][1], rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -334,6 +349,7 @@ def test_memory_is_eight_bytes_for_each_parameter():
         ({"weight_decay": -1.0}, "weight_decay is -1"),
         ({"gamma": -1.0}, "gamma is -1"),
         ({"saturation": -1.0}, "saturation is -1"),
+        ({"shared": 1.5}, "shared is 1.5, but it is a share: at most one."),
         ({"gain": "kalmann"}, "Did you mean 'kalman'"),
         ({"gain": "kalman", "betas": (0.0, 0.9)}, "above zero"),
         ({"nonfinite": "stop"}, "skip, raise, ignore"),

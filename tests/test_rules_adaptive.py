@@ -229,13 +229,14 @@ def test_decay_is_a_split_step(exact):
     np.testing.assert_allclose(moving, alone + step, rtol=1e-12)
 
 
+@pytest.mark.parametrize("shared", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("implicit", [True, False])
-def test_saturation_sets_z_by_the_tensors_scale(implicit):
+def test_saturation_sets_z_by_the_tensors_scale(implicit, shared):
     c, lr = 0.5, 1e-2
-    rule = BeliefRule.practical(lr, eps=0.0, saturation=c, implicit=implicit)
+    rule = BeliefRule.practical(lr, eps=0.0, saturation=c, implicit=implicit, shared=shared)
     g = GRADS[0]
     step, state = rule.update(g, rule.init(THETA), THETA)
-    z = c * np.abs(g) / math.sqrt(np.mean(g**2))
+    z = c * (shared + (1 - shared) * np.abs(g) / math.sqrt(np.mean(g**2)))
 
     def share(z):
         return 1 / (1 + z) if implicit else -np.expm1(-z) / z
@@ -282,6 +283,38 @@ def test_the_implicit_step_is_the_best_straight_move():
     scale = math.sqrt(v) / g[0]
     step, _ = rule.update(scale * g, rule.init(g), g)
     np.testing.assert_allclose(step[0] / scale, best.x, rtol=1e-4)
+
+
+def test_who_is_not_sure_of_the_curvature_expects_z():
+    """The best straight move over a belief of two curvatures, by brute force with the solver's own costs."""
+    from scipy.optimize import minimize_scalar
+
+    import lossnav as ln
+
+    eta, k, dt, m = 0.7, 1.3, 0.9, 1.1
+    curvatures, chances = np.array([0.3, 2.5]), np.array([0.35, 0.65])
+    ways = [ln.Objective(ln.Quadratic([h]), eta=eta, k=k) for h in curvatures]
+
+    def cost(move):  # the gradient is known, the minimum is not: it is m / h away
+        ahead = [ln.solve(way, [m / h + move]).J for way, h in zip(ways, curvatures, strict=True)]
+        return move**2 / (2 * eta * dt) + chances @ ahead
+
+    best = minimize_scalar(cost, bracket=(-1.0, 0.0), tol=1e-9)
+    z = np.sqrt(eta * k * curvatures) * dt
+    speed = np.sqrt(eta * k / curvatures) * dt
+    np.testing.assert_allclose(best.x, -m * (chances @ speed) / (1 + chances @ z), rtol=1e-5)
+
+
+def test_foresight_goes_by_the_same_curvature_as_the_step():
+    rule = BeliefRule.practical(
+        1e-2, betas=(0.5, 0.9), eps=0.0, saturation=2.0, shared=1.0, predict=True, diffuse=False
+    )
+    g = GRADS[0]
+    step, state = rule.update(g, rule.init(THETA), THETA)
+    m, root = 0.5 * g, np.sqrt(0.1 * g**2)
+    np.testing.assert_allclose(step, -1e-2 * m / root, rtol=1e-12)  # z = 2 for all, and 3 / (1 + 2)
+    rate = 2.0 / (3 * 1e-2)
+    np.testing.assert_allclose(state["m"], m + rate * root * step, rtol=1e-12)
 
 
 def test_eps_inside_the_root():

@@ -156,7 +156,8 @@ def test_belief_rules_follow_the_slow_belief_equations(alpha):
     assert move == pytest.approx(expected, rel=1e-9 if alpha[0] == 0 else 0.02)
 
 
-def test_a_straight_plan_with_look_ahead_is_navigator():
+@pytest.mark.parametrize("shared", [0.0, 0.5])
+def test_a_straight_plan_with_look_ahead_is_navigator(shared):
     """The flagship at its first step, where what it takes for typical is what it sees."""
     torch = pytest.importorskip("torch")
     from lossnav.optim.torch import Navigator
@@ -167,12 +168,12 @@ def test_a_straight_plan_with_look_ahead_is_navigator():
     # Of kappa: c = lr kappa typical, where lr = sqrt(eta k / kappa) dt.
     kappa = (c / (typical * dt)) ** 2 / (eta * k)
     objective = adaptive(np.zeros(3), kappa=kappa, eta=eta, k=k, gamma=gamma, **belief)
-    rule = learning_rule(objective, dt, plan="straight", look_ahead=True)
+    rule = learning_rule(objective, dt, plan="straight", look_ahead=True, shared=shared)
     theta = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     Gamma = gamma / (2 * math.sqrt(eta * k * kappa))
     ours = Navigator(
         [theta], math.sqrt(eta * k / kappa) * dt / (1 + c), betas=(0.9, 0.9), gamma=Gamma, eps=0.0,
-        centred=True, saturation=c,
+        centred=True, saturation=c, shared=shared,
     )  # fmt: skip
     theta.grad = torch.tensor(g)
     ours.step()

@@ -113,6 +113,14 @@ def choice(kind: str, name: str, known: Iterable[str]) -> str:
     raise ValueError(f"There is no {kind} named {name!r}. {hint}")
 
 
+def share(name: str, value: Any) -> float:
+    """A number from zero to one."""
+    number = non_negative(name, value)
+    if number > 1:
+        raise ValueError(f"{name} is {number:.6g}, but it is a share: at most one.")
+    return number
+
+
 def fraction(name: str, value: Any) -> float:
     """A number from zero to below one."""
     number = non_negative(name, value)

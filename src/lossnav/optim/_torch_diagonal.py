@@ -3,11 +3,14 @@ r"""The diagonal family of steps on tensors: for one tensor at a time, and for l
 With a belief that gradients are :math:`g\sim N(m, v)` and curvature is :math:`\kappa v` (see
 `lossnav.rules.adaptive`), in the units of an optimizer,
 
-.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,\hat v,\qquad
-          \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{\hat m}{D},
+.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon,\qquad
+          z=c\,s\,\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],\qquad
+          \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac{\hat m}{D},
 
-with c the saturation, s the learning rate against its peak, and :math:`\bar v` the mean of
-:math:`\hat v` over the tensor before this gradient (with it, at the first). `Numbers` holds all that depends on the step and not on the
+with c the saturation, a how much of it is shared, s the learning rate against its peak, and :math:`\bar v` the mean of
+:math:`\hat v` over the tensor before this gradient (with it, at the first). What is shared is the same for all
+coordinates: over :math:`1+acs` the step has the form of one that shares nothing,
+:math:`-\mathrm{lr}\,\frac{1+c}{1+acs}\,\hat m/(D+b\,\hat v/\sqrt{\bar v})` with the bend :math:`b=(1-a)cs/(1+acs)`. `Numbers` holds all that depends on the step and not on the
 coordinate. `advance` is the formula as it stands; `advance_lists` is the same in place, with few
 temporaries; `lossnav.optim._torch_kernel` is the same in one pass over memory.
 """
@@ -58,7 +61,7 @@ class Numbers(NamedTuple):
     gamma: Real
     eps: Real
     inside: Real  # eps under the root
-    bend: Real  # c s
+    bend: Real  # what a typical coordinate adds to D, in units of its root
 
 
 def form_of(group: Group, *, remembers: bool = True) -> Form:
@@ -101,8 +104,10 @@ def numbers(form: Form, group: Group, lr: Real, t: Real, peak: Real, ok: Tensor 
     decay = lr * group["weight_decay"]
     bend: Real = 0.0
     if form.saturated:
-        c = group["saturation"]
-        bend, size, ahead = c * (lr / peak), (1 + c) * size, (1 + c) * ahead
+        c, a = group["saturation"], group.get("shared", 0.0)
+        z = c * (lr / peak)
+        longer = (1 + c) / (1 + a * z)
+        bend, size, ahead = (1 - a) * z / (1 + a * z), longer * size, longer * ahead
     if ok is not None:
         gain, add, size, ahead, decay = (ok * x for x in (gain, add, size, ahead, decay))
     return Numbers(

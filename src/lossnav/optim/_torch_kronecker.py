@@ -36,8 +36,8 @@ class KroneckerNavigator(Navigator):
     :math:`L=E[GG^T]` and :math:`R=E[G^TG]`. In that basis, :math:`G'=Q_L^TGQ_R`, it takes the step of
     `Navigator`, with all of its settings, and turns it back:
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,\qquad m=E[G'],\quad v=E[G'^2].
+    .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{1+c}{1+z}\frac mD\Bigr]Q_R^T,\qquad
+              m=E[G'],\quad v=E[G'^2].
 
     One optimizer serves a whole model. A convolution kernel is a matrix of its first axis and the rest.
     Vectors, single numbers, and matrices without a basis get exactly the step of `Navigator`. With
@@ -60,7 +60,7 @@ class KroneckerNavigator(Navigator):
         basis_beta: How much a step leaves of the old L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, so that each step has
             about the same work to do.
-        gamma, gain, centred, nesterov, saturation: As in `Navigator`, in the basis.
+        gamma, gain, centred, nesterov, saturation, shared: As in `Navigator`, in the basis.
         max_dim: A longer side keeps its own axes, so that an embedding has a basis for its
             columns only; so does a side too long for the gradients remembered to fill it.
         matrix: ``"auto"`` as above, True for a basis on every side whatever its length, or False for
@@ -102,7 +102,8 @@ class KroneckerNavigator(Navigator):
         gain: Literal["betas", "kalman"] = "betas",
         centred: bool = False,
         nesterov: bool = True,
-        saturation: float = 2.0,
+        saturation: float = 4.0,
+        shared: float = 0.75,
         max_dim: int = 4096,
         matrix: bool | Literal["auto"] = "auto",
         maximize: bool = False,
@@ -114,8 +115,8 @@ class KroneckerNavigator(Navigator):
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "basis_beta": basis_beta, "refresh": refresh, "gamma": gamma, "gain": gain,
-            "centred": centred, "nesterov": nesterov, "saturation": saturation, "max_dim": max_dim,
-            "matrix": matrix, "maximize": maximize, "foreach": foreach, "capturable": capturable,
+            "centred": centred, "nesterov": nesterov, "saturation": saturation, "shared": shared,
+            "max_dim": max_dim, "matrix": matrix, "maximize": maximize, "foreach": foreach, "capturable": capturable,
             "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super(Navigator, self).__init__(params, settings)

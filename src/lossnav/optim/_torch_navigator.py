@@ -19,12 +19,12 @@ class Navigator(DiagonalOptimizer):
     The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
     gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{m}{D},\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,
+    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac mD,\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad
+              z=c\,s\,\Bigl[a+(1-a)\frac{v}{D\sqrt{\bar v}}\Bigr],
 
     after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
-    is the saturation, :math:`\bar v` the tensor's mean of v, and s the learning rate in units of its peak. The
-    last term is the step's finite length: where curvature is large, a step must not pass the minimum.
+    is the saturation, a how much of it is shared, :math:`\bar v` the tensor's mean of v, and s the learning rate in
+    units of its peak. z is the step's finite length: where curvature is large, a step must not pass the minimum.
     With ``saturation=0, nesterov=False`` the step is that of AdamW.
 
     Args:
@@ -49,6 +49,8 @@ class Navigator(DiagonalOptimizer):
             the largest ``lr`` so far, if it went on at its first speed. Coordinates with larger v step
             shorter, those with smaller v longer, and all hold their pace longer as ``lr`` comes down.
             Zero is the limit of a short step: Adam. Typical is the mean of v before the last gradient.
+        shared: a: how much of z all coordinates of a tensor share. At zero each goes by its own v; at one all go
+            alike, and saturation only makes ``lr`` come down later.
         maximize: Climb instead.
         foreach: Work on lists of tensors. None chooses.
         fused: One pass over memory. On a CPU it is compiled at the first step, by numba (the extra
@@ -86,7 +88,8 @@ class Navigator(DiagonalOptimizer):
         gain: Literal["betas", "kalman"] = "betas",
         centred: bool = False,
         nesterov: bool = True,
-        saturation: float = 2.0,
+        saturation: float = 4.0,
+        shared: float = 0.5,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -97,7 +100,7 @@ class Navigator(DiagonalOptimizer):
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "gamma": gamma,
             "gain": gain, "centred": centred, "nesterov": nesterov, "saturation": saturation,
-            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
+            "shared": shared, "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
@@ -105,6 +108,7 @@ class Navigator(DiagonalOptimizer):
     def _check(self, group: Group) -> None:
         for name in ("eps", "weight_decay", "gamma", "saturation"):
             _checks.non_negative(name, group[name])
+        _checks.share("shared", group["shared"])
         for i, beta in enumerate(group["betas"]):
             _checks.fraction(f"betas[{i}]", beta)
         _checks.choice("gain", group["gain"], ["betas", "kalman"])
@@ -123,6 +127,7 @@ class Navigator(DiagonalOptimizer):
         param_group["peak_lr"] = torch.zeros((), dtype=kind, device=home)
 
     def _adopt(self, own: Group, group: Group) -> None:
+        group.setdefault("shared", 0.0)  # saved before there was such a setting
         super()._adopt(own, group)
         peak = torch.as_tensor(group.get("peak_lr", 0.0), dtype=own["peak_lr"].dtype)
         group["peak_lr"] = peak.to(own["peak_lr"].device, copy=True)

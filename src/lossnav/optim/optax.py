@@ -42,7 +42,8 @@ def navigator(
     gain: Literal["betas", "kalman"] = "betas",
     centred: bool = False,
     nesterov: bool = True,
-    saturation: float = 2.0,
+    saturation: float = 4.0,
+    shared: float = 0.5,
     nonfinite: Nonfinite = "skip",
 ) -> Any:
     r"""The optimal step under a belief about each gradient: Adam, and what lies beyond it.
@@ -50,11 +51,12 @@ def navigator(
     The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
     gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\,\frac{m}{D},\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,
+    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac mD,\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad
+              z=c\,s\,\Bigl[a+(1-a)\frac{v}{D\sqrt{\bar v}}\Bigr],
 
     after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
-    is the saturation, :math:`\bar v` the array's mean of v, and s the learning rate in units of its peak.
+    is the saturation, a how much of it is shared, :math:`\bar v` the array's mean of v, and s the learning rate in
+    units of its peak.
     With ``saturation=0, nesterov=False`` it is Adam. Memory is in float32 at least, beside parameters of any precision;
     a complex parameter is a pair of real ones (conjugate its gradient first, as for all of optax).
 
@@ -74,6 +76,7 @@ def navigator(
         nesterov: Use the mean as it will be when the gradient is seen once more.
         saturation: c: z of the finite step for a coordinate of typical v, at the largest learning rate so far. Coordinates
             with larger v step shorter than Adam's, those with smaller v longer. Zero is Adam.
+        shared: a: how much of z all coordinates of an array share, from 0 to 1.
         nonfinite: With a NaN or infinite gradient anywhere in the tree, ``"skip"`` the whole step: updates are
             zero, the memory and the schedule stand still, and ``state.skipped`` counts it. ``"raise"``
             FloatingPointError; a compiled step cannot, and skips instead. Or ``"ignore"`` it, for
@@ -100,7 +103,7 @@ def navigator(
         >>> bool(loss(params) < 1e-4), int(state.skipped)
         (True, 0)
     """
-    rule = _belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation)
+    rule = _belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation, shared)
     return transform(
         lambda leaves: [rule] * len(leaves), learning_rate, weight_decay=weight_decay,
         nonfinite=nonfinite, needs_params=False,
@@ -160,7 +163,8 @@ def kronecker_navigator(
     gain: Literal["betas", "kalman"] = "betas",
     centred: bool = False,
     nesterov: bool = True,
-    saturation: float = 2.0,
+    saturation: float = 4.0,
+    shared: float = 0.75,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
     nonfinite: Nonfinite = "skip",
@@ -171,8 +175,8 @@ def kronecker_navigator(
     :math:`L=E[GG^T]` and :math:`R=E[G^TG]`. In that basis, :math:`G'=Q_L^TGQ_R`, it takes the step of
     `navigator`, with all of its settings, and turns it back:
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,(1+c)\;Q_L\Bigl[\frac{m}{D}\Bigr]Q_R^T,\qquad
-              D=\gamma+\sqrt{\gamma^2+v}+\epsilon+\frac{c\,s}{\sqrt{\bar v}}\,v,\qquad m=E[G'],\quad v=E[G'^2].
+    .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{1+c}{1+z}\frac mD\Bigr]Q_R^T,\qquad
+              m=E[G'],\quad v=E[G'^2].
 
     One transformation serves a whole model. An array with more axes is a matrix of its first axis and
     the rest. Vectors, single numbers, and matrices without a basis get exactly the step of `navigator`.
@@ -189,7 +193,7 @@ def kronecker_navigator(
         weight_decay: Rate of decay for each unit of the learning rate, as in AdamW, before the step.
         basis_beta: How much a step leaves of the old L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns.
-        gamma, gain, centred, nesterov, saturation, nonfinite: As in `navigator`.
+        gamma, gain, centred, nesterov, saturation, shared, nonfinite: As in `navigator`.
         max_dim: A longer side keeps its own axes, so that an embedding has a basis for its columns
             only; so does a side too long for the gradients remembered to fill it.
         matrix: ``"auto"`` as above, True for a basis on every side whatever its length, or False for none.
@@ -220,7 +224,7 @@ def kronecker_navigator(
     rule = BasisRule(
         dt=1.0, basis_beta=fraction("basis_beta", plain(basis_beta)),
         refresh=refresh, max_dim=max_dim,
-        inner=_belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation),
+        inner=_belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation, shared),
     )  # fmt: skip
     return transform(
         lambda leaves: assigned(leaves, rule, matrix), learning_rate, weight_decay=weight_decay,
@@ -382,7 +386,7 @@ def from_rule(
 
 def _belief(
     b1: Any, b2: Any, eps: Any, gamma: Any, gain: Literal["betas", "kalman"], centred: bool,
-    nesterov: bool, saturation: Any,
+    nesterov: bool, saturation: Any, shared: Any,
 ) -> BeliefRule:  # fmt: skip
     betas = fraction("b1", plain(b1)), fraction("b2", plain(b2))
     if gain == "kalman" and isinstance(betas[0], float) and not betas[0]:
@@ -393,5 +397,5 @@ def _belief(
     return BeliefRule.practical(
         betas=betas, eps=plain(eps), gamma=plain(gamma), gain=gain,
         second="centred" if centred else "plain", nesterov=bool(nesterov),
-        saturation=plain(saturation),
+        saturation=plain(saturation), shared=plain(shared),
     )  # fmt: skip

@@ -51,6 +51,8 @@ class BeliefRule(BeliefFamily):
             for a coordinate of typical v at the largest learning rate so far, and the step is longer
             by the factor ``1 + saturation``, so that an implicit step of such a coordinate is ``lr``.
             Typical is the mean of v before the last gradient (with it, at the first).
+        shared: a: how much of z all coordinates of a tensor share, from 0 to 1. A learner who is not sure
+            of each curvature takes the z it expects, :math:`a\,z_\mathrm{typical}+(1-a)z`.
 
     Examples:
         >>> import numpy as np
@@ -72,6 +74,7 @@ class BeliefRule(BeliefFamily):
     predict: bool = False
     exact_decay: bool = False
     saturation: float = 0.0
+    shared: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,6 +82,8 @@ class BeliefRule(BeliefFamily):
         for name in ("eps", "eps_root", "eps_state", "saturation"):
             if known(getattr(self, name)):
                 _checks.non_negative(name, getattr(self, name))
+        if known(self.shared):
+            _checks.share("shared", self.shared)
         _checks.choice("second moment", self.second, ["plain", "centred", "instant"])
         if self.second == "instant" and not isinstance(self.gain, Betas):
             raise ValueError(
@@ -180,13 +185,18 @@ class BeliefRule(BeliefFamily):
             scale = kept["peak"] * xp.sqrt(typical)
             kappa = xp.where(scale > 0, self.saturation / positive_or_one(scale), 0 * scale)
         D = speed_limit(root, self.Gamma, self.eps)
+        bending = kappa * root * root  # the curvature that is believed in
         move = -lr * quotient(used, D)
         if self.finite:
-            move = move * self.share(lr * kappa * quotient(root * root, D))
+            rate = quotient(bending, D)
+            if _present(self.shared):
+                rate = self.shared * kappa * xp.sqrt(typical) + (1 - self.shared) * rate
+                bending = rate * D
+            move = move * self.share(lr * rate)
         if _present(self.decay):
             move = self._decayed(xp, x) + move
         if self.predict:
-            m = m + self.gain.weight(t, self.diffuse) * (kappa * root * root * move)
+            m = m + self.gain.weight(t, self.diffuse) * (bending * move)
         if self._remembers:
             kept["m"] = m
         return xp.astype(move, theta.dtype), kept | memory
@@ -226,13 +236,14 @@ class BeliefRule(BeliefFamily):
         return lines
 
     def _length(self) -> str:
-        if self.finite and self.saturation:
-            way = "one straight move" if self.implicit else "exact"
-            return (
-                f"- step: {way}, with kappa such that z = {self.saturation:.6g} for a typical "
-                "coordinate at the largest step so far"
-            )
-        return super()._length()
+        alike = f"; {self.shared:.6g} of z is that of all coordinates" if self.shared else ""
+        if not (self.finite and self.saturation):
+            return super()._length() + alike * self.finite
+        way = "one straight move" if self.implicit else "exact"
+        return (
+            f"- step: {way}, with kappa such that z = {self.saturation:.6g} for a typical "
+            f"coordinate at the largest step so far{alike}"
+        )
 
     def _notes(self) -> list[str]:
         named = {

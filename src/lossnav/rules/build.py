@@ -30,6 +30,7 @@ def learning_rule(
     negative: str | float = "lift",
     plan: Literal["path", "straight"] = "path",
     look_ahead: bool = False,
+    shared: float = 0.0,
     variance: Any = None,
 ) -> Rule:
     r"""The learning rule that is optimal under an Objective, when the learner looks again after ``dt``.
@@ -56,6 +57,8 @@ def learning_rule(
         look_ahead: For a belief, take the mean gradient as it will be where the step lands (Nesterov). With
             this, ``plan="straight"`` and a kappa by the size of gradients, the rule is
             `lossnav.optim.torch.Navigator`.
+        shared: For a belief, how far from sure it is of each curvature: this part of z is that of all
+            coordinates, whatever their own v.
         variance: For uncertain weights, the variance to begin with, 1 if not given: a number, or one for
             each weight. ``"exact"`` curvature is then the diagonal of the Hessian, averaged over the
             weights as they are believed to be.
@@ -94,10 +97,17 @@ def learning_rule(
                 "curvature and metric out."
             )
         _checks.choice("plan", plan, ["path", "straight"])
-        return _believing(objective, belief, dt, implicit=plan == "straight", nesterov=look_ahead)
-    if plan != "path" or look_ahead:
+        return _believing(
+            objective,
+            belief,
+            dt,
+            implicit=plan == "straight",
+            nesterov=look_ahead,
+            shared=_checks.share("shared", shared),
+        )
+    if plan != "path" or look_ahead or shared:
         raise ValueError(
-            "plan and look_ahead are choices of a learner who averages gradients: make the objective "
+            "plan, look_ahead and shared are choices of a learner who averages gradients: make the objective "
             "with lossnav.belief.adaptive, or leave them out."
         )
     if isinstance(belief, WeightUncertainty):
@@ -196,7 +206,13 @@ def _uncertain(
 
 
 def _believing(
-    objective: Objective, belief: Adaptive, dt: float, *, implicit: bool, nesterov: bool
+    objective: Objective,
+    belief: Adaptive,
+    dt: float,
+    *,
+    implicit: bool,
+    nesterov: bool,
+    shared: float,
 ) -> Rule:
     r"""The slow-belief limit: :math:`\dot m=-\alpha_1m+q_1(g-m)` with :math:`q_1=\xi_1^2/(\gamma\sigma_1^2)`.
 
@@ -231,5 +247,5 @@ def _believing(
     return BeliefRule(
         dt=dt, eta=objective.eta * shares[0], k=objective.k, gamma=objective.gamma,
         kappa=belief.kappa * shares[1] / shares[0], gain=Betas(1 - losses[0]), beta2=1 - losses[1],
-        second="centred", implicit=implicit, nesterov=nesterov,
+        second="centred", implicit=implicit, nesterov=nesterov, shared=shared,
     )  # fmt: skip
