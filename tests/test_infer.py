@@ -85,7 +85,7 @@ def test_a_kalman_gain_a_look_ahead_and_a_saturating_step():
     assert found.memory.look_ahead
     assert found.memory.gradient.value == pytest.approx(10, rel=1e-3)
     assert found.discount.lr.value == pytest.approx(1e-3, rel=1e-3)
-    assert any("saturation 2" in note for note in found.notes)
+    assert any("saturation 0.6667" in note for note in found.notes)  # (1 - a) c / (1 + a c)
     assert found.outside == ()
 
 

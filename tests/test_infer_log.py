@@ -75,6 +75,10 @@ KNOWN = {
         of(Navigator, lr=1e-3, betas=(0.9, 0.99), gamma=0.03, nesterov=False, saturation=0.0), None,
         {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "gamma": 0.03}, "none",
     ),
+    "Navigator, saturated": (
+        of(Navigator, lr=2e-3, betas=(0.8, 0.98), saturation=1.5, shared=0.0, weight_decay=0.1), None,
+        {"lr": 2e-3, "beta1": 0.8, "beta2": 0.98, "weight_decay": 0.1}, "decoupled",
+    ),
     "Navigator, centred": (
         of(Navigator, lr=3e-3, betas=(0.9, 0.999), centred=True, weight_decay=0.05, nesterov=False, saturation=0.0), "AdaBelief",
         {"lr": 3e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.05}, "decoupled",
@@ -114,6 +118,21 @@ def test_known_settings_are_found(name, tmp_path):
     if name == "Adam":
         assert found.settings["eps"].value == pytest.approx(1e-3, rel=0.01)
         assert found.objective().eta == pytest.approx(4e-6, rel=1e-3)
+
+
+def falling(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / 10, 1 - i / 80))
+
+
+def test_what_saturation_shares_shows_when_the_rate_comes_down(tmp_path):
+    make = of(Navigator, lr=2e-3, saturation=3.0, shared=0.6)
+    found = infer_log(run(make, tmp_path / "run.npz", schedule=falling))
+    assert found.outside == ()
+    assert found.memory.look_ahead
+    assert any("saturation 3, of which 0.6 is shared" in note for note in found.notes), found.notes
+    # At a constant rate, only what both come to can be told.
+    found = infer_log(run(make, tmp_path / "run.npz"))
+    assert any("(saturation 0.4286)" in note for note in found.notes), found.notes  # 1.2 / 2.8
 
 
 @pytest.mark.parametrize("name", ["heavy ball", "AdamW", "Adam"])

@@ -33,7 +33,7 @@ G[30:50] *= 5
          Model(0.01, beta1=0.8, beta2=0.95, gamma=0.3, eps=1e-8, by_noise=True, diffuse=(True, True))),
         (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), centred=True, saturation=0),
          Model(0.01, beta1=0.8, fresh=0.2, beta2=0.95, eps=1e-8, centred=True, diffuse=(True, True))),
-        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), saturation=1.5, nesterov=False),
+        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), saturation=1.5, shared=0.0, nesterov=False),
          Model(0.01, beta1=0.8, beta2=0.95, eps=1e-8, saturation=1.5, diffuse=(True, True))),
         (lambda p: Ballistic(p, lr=0.01, beta2=0.9, eps=1e-2),
          Model(0.01, beta2=0.9, root=0.1)),
@@ -153,7 +153,7 @@ def test_report_forms():
 def test_a_kalman_gain_with_saturation_and_look_ahead_is_the_optimizers_default_but_one():
     make = BlackBox(lambda p: Navigator(p, lr=0.01, gain="kalman"), (3, 2))
     model = Model(
-        0.01, beta1=0.9, fresh=0.1, beta2=0.99, eps=1e-8, by_noise=True, saturation=2.0,
+        0.01, beta1=0.9, fresh=0.1, beta2=0.99, eps=1e-8, by_noise=True, saturation=2 / 3,
         diffuse=(True, True),
     )  # fmt: skip
     assert model.steps(G) == pytest.approx(make.run(G), rel=1e-9, abs=1e-12)

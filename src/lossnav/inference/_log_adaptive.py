@@ -3,7 +3,9 @@ r"""Rules of the diagonal family along a recorded run: found by non-linear least
 .. math:: \Delta_t=-\mathrm{lr}\left(\frac{u_t}{D_t}+j\theta_t\right),\qquad D=\Gamma+\sqrt{\Gamma^2+v_t}+\epsilon,
 
 with means m and v of what the record says the optimizer saw. Both start at zero, so the record must begin
-with the optimizer.
+with the optimizer. With saturation c, of which a is shared, the step is :math:`(1+c)/(1+z)` times as long, with
+:math:`z=cs[a+(1-a)v/(D\sqrt{\bar v})]`; the mean :math:`\bar v` over the tensor is in the record, and so is s, the rate
+in units of the largest so far.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Form:
         mean_corrected, variance_corrected: Whether m and v are corrected for a start at zero.
         coupled: Whether decay is a term of the loss.
         centred: Whether v is of g - m. look_ahead: whether the gradient counts once more.
-        discounted: Whether the discount is free, or zero.
+        discounted: Whether the discount is free, or zero. saturated: likewise, c and a.
     """
 
     mean_corrected: bool = True
@@ -40,6 +42,7 @@ class Form:
     centred: bool = False
     look_ahead: bool = False
     discounted: bool = False
+    saturated: bool = False
 
 
 FORMS = (
@@ -49,14 +52,18 @@ FORMS = (
     Form(discounted=True),
     Form(look_ahead=True),
     Form(centred=True),
+    Form(look_ahead=True, saturated=True),
+    Form(saturated=True),
     Form(look_ahead=True, discounted=True),
     Form(centred=True, discounted=True),
     Form(centred=True, look_ahead=True),
     Form(mean_corrected=False, variance_corrected=False, coupled=True),
     Form(centred=True, look_ahead=True, discounted=True),
+    Form(look_ahead=True, discounted=True, saturated=True),
 )
 """In the order in which they are tried, from the usual to the rare."""
-NAMES = ("factor", "beta1", "beta2", "eps", "weight_decay", "gamma")
+NAMES = ("factor", "beta1", "beta2", "eps", "weight_decay", "gamma", "saturation", "shared")
+NOTHING = Estimate.exactly(0.0)
 SINGLE = 1.2e-7
 """Constants are rounded to single precision before they are used."""
 
@@ -68,7 +75,7 @@ class Fitted:
     Attributes:
         form: Which.
         factor: The rate, for each unit of what the group called ``lr``.
-        beta1, beta2, eps, weight_decay, gamma: As optimizers call them.
+        beta1, beta2, eps, weight_decay, gamma, saturation, shared: As optimizers call them.
         misfit: Root mean square residual, in units of rounding.
         residual: The same in units of the updates.
     """
@@ -82,6 +89,8 @@ class Fitted:
     gamma: Estimate
     misfit: float
     residual: float
+    saturation: Estimate = NOTHING
+    shared: Estimate = NOTHING
 
 
 def predicted(
@@ -90,7 +99,7 @@ def predicted(
 ) -> FloatArray:  # fmt: skip
     """The updates of a member after ``age`` steps, with m and v from ``start``, or zero.
 
-    ``p`` is its rate, the logs of both memories, eps, decay and discount.
+    ``p`` is its rate, the logs of both memories, eps, decay, discount, saturation and how much of it is shared.
     """
     factor, beta1, beta2 = p[0], -math.expm1(-p[1]), -math.expm1(-p[2])
     eps, decay, gamma = p[3], p[4], p[5]
@@ -111,9 +120,24 @@ def predicted(
         used = beta1 * m / later + (1 - beta1) * g / now
     D = gamma + np.sqrt(np.maximum(v / level, 0.0) + gamma * gamma) + eps
     step = used / np.where(D > 0, D, np.inf)
+    if form.saturated:
+        step = step * _bent(piece, v / level / np.where(D > 0, D, np.inf), beta2, p[6], p[7])
     if not form.coupled:
         step = step + decay * piece.theta
     result: FloatArray = -factor * piece.lr[:, None] * step
+    return result
+
+
+def _bent(piece: Piece, v: FloatArray, beta2: float, c: float, a: float) -> FloatArray:
+    """What saturation makes of a step, by v over D."""
+    t = 1 + np.arange(len(piece.lr))[:, None]
+    mean = _average(piece.square, beta2, np.zeros(piece.square.shape[1])) / (1 - beta2**t)
+    typical = np.concatenate([mean[:1], mean[:-1]])  # before the last gradient
+    peak = np.maximum.accumulate(piece.lr)
+    s = (piece.lr / np.where(peak > 0, peak, 1.0))[:, None]
+    result: FloatArray = (1 + c) / (
+        1 + c * s * (a + (1 - a) * v / np.sqrt(np.where(typical > 0, typical, 1.0)))
+    )
     return result
 
 
@@ -135,7 +159,10 @@ def fit_adaptive(some: Sequence[Piece], forms: Sequence[Form] = FORMS) -> Fitted
         return None
     few = [p.some(20, 40) for p in used[:2]]
     best: tuple[float, Form, FloatArray] | None = None
+    whole = all(np.isfinite(p.square).all() for p in used)
     for form in forms:
+        if form.saturated and not whole:
+            continue
         found = _search(few, form, _STARTS)
         if found is not None and (best is None or found[0] < 0.8 * best[0]):
             best = (found[0], form, found[1])
@@ -145,7 +172,8 @@ def fit_adaptive(some: Sequence[Piece], forms: Sequence[Form] = FORMS) -> Fitted
 
 
 _STARTS = ((2.3, 4.6), (0.1, 3.0))
-_UNITS = ("rate", "1", "1", "gradient", "1", "gradient")
+_UNITS = ("rate", "1", "1", "gradient", "1", "gradient", "1", "1")
+_FIRST = (2.0, 0.0, 0.0, 1e-6, 0.0, 0.1, 1.0, 0.3)
 
 
 class _Problem:
@@ -159,12 +187,14 @@ class _Problem:
         self.idle = gradient == 0 or rate == 0
         sizes = {"gradient": gradient, "rate": rate, "1": 1.0}
         self.free = [0, 1, 2, 3, 4] + ([5] if form.discounted else [])
+        if form.saturated:  # what is shared shows only where the rate has come down
+            self.free += [6, 7] if any(_falls(p.lr) for p in used) else [6]
         self.unit = np.array([sizes[name] for name in _UNITS])
-        self.low = np.array([0.0, 0.0, 1e-6, 0.0, -np.inf, 0.0])[self.free]
-        self.high = np.array([np.inf, 14.0, 14.0, np.inf, np.inf, np.inf])[self.free]
+        self.low = np.array([0.0, 0.0, 1e-6, 0.0, -np.inf, 0.0, 0.0, 0.0])[self.free]
+        self.high = np.array([np.inf, 14.0, 14.0, np.inf, np.inf, np.inf, 1e3, 1.0])[self.free]
 
     def numbers(self, x: FloatArray) -> FloatArray:
-        p = np.zeros(6)
+        p = np.zeros(len(_UNITS))
         p[self.free] = x
         result: FloatArray = p * self.unit
         return result
@@ -193,7 +223,7 @@ def _search(
         return None
     best: tuple[float, FloatArray] | None = None
     for first, second in starts:
-        x0 = np.array([2.0, first, second, 1e-6, 0.0, 0.1])[problem.free]
+        x0 = np.array([_FIRST[0], first, second, *_FIRST[3:]])[problem.free]
         found = problem.solved(x0, 25)
         misfit = math.sqrt(2 * found.cost / len(found.fun))
         if best is None or misfit < best[0]:
@@ -215,7 +245,7 @@ def _refined(used: Sequence[Piece], form: Form, p: FloatArray) -> Fitted:
     size = np.sqrt((J * J).sum(axis=0))
     size = np.where(size > 0, size, 1.0)
     spread = np.linalg.pinv((J / size).T @ (J / size), rcond=1e-14) * max(1.0, misfit**2)
-    errors = np.zeros(6)
+    errors = np.zeros(len(_UNITS))
     units = problem.unit[problem.free]
     errors[problem.free] = np.sqrt(np.maximum(np.diag(spread), 0.0)) / size * units
     half = 1.96 * errors + SINGLE * np.abs(p)
@@ -229,7 +259,7 @@ def _refined(used: Sequence[Piece], form: Form, p: FloatArray) -> Fitted:
 
     def number(i: int) -> Estimate:
         low, high = p[i] - half[i], p[i] + half[i]
-        if i in (3, 5):
+        if i in (3, 5, 6, 7):
             low = max(0.0, low)
             if i == 3 and low == 0:
                 high = max(high, _upper(problem, best.x))
@@ -242,8 +272,22 @@ def _refined(used: Sequence[Piece], form: Form, p: FloatArray) -> Fitted:
 
     residual = float(np.linalg.norm(left * rounding) / np.linalg.norm(moved))
     return Fitted(
-        form, number(0), beta(1), beta(2), number(3), number(4), number(5), misfit, residual
+        form,
+        number(0),
+        beta(1),
+        beta(2),
+        number(3),
+        number(4),
+        number(5),
+        misfit,
+        residual,
+        number(6),
+        number(7),
     )
+
+
+def _falls(lr: FloatArray) -> bool:
+    return bool((lr < 0.99 * np.maximum.accumulate(lr)).any())
 
 
 def _upper(problem: _Problem, x: FloatArray) -> float:

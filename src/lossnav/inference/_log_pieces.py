@@ -18,6 +18,7 @@ class Piece:
 
     Attributes:
         theta, grad, update: ``(steps, coordinates)``.
+        square: Mean square of the gradient of the tensor that a coordinate is of, likewise; may be NaN.
         lr: What the group called its rate ``(steps,)``; ones if it had none. It may begin at zero.
         first: Steps that the tensor made before these, or None if that is not known.
         error: Standard error of each update, from the spacing of floating-point numbers.
@@ -27,6 +28,7 @@ class Piece:
     theta: FloatArray
     grad: FloatArray
     update: FloatArray
+    square: FloatArray
     lr: FloatArray
     first: int | None
     error: FloatArray
@@ -47,7 +49,7 @@ class Piece:
         """The same for some of the coordinates, and the first steps."""
         return Piece(
             self.theta[:steps, columns], self.grad[:steps, columns], self.update[:steps, columns],
-            self.lr[:steps], self.first, self.error[:steps, columns], self.column[columns],
+            self.square[:steps, columns], self.lr[:steps], self.first, self.error[:steps, columns], self.column[columns],
         )  # fmt: skip
 
     def some(self, coordinates: int, steps: int | None = None) -> Piece:
@@ -69,6 +71,7 @@ def pieces(record: Record, group: int) -> list[Piece]:
         theta = np.asarray(record.theta[rows][:, mine], np.float64)
         grad = np.asarray(record.grad[rows][:, mine], np.float64)
         update = np.asarray(record.update[rows][:, mine], np.float64)
+        square = np.asarray(record.square[rows][:, record.tensor[mine]], np.float64)
         lr = np.asarray(record.lr[rows, group], np.float64)
         lr = np.where(np.isfinite(lr), lr, 1.0)
         for columns, steps in _patterns(np.isfinite(grad) & np.isfinite(update)):
@@ -80,7 +83,8 @@ def pieces(record: Record, group: int) -> list[Piece]:
                 first = int(record.step[rows][0])
             x, u = theta[np.ix_(steps, columns)], update[np.ix_(steps, columns)]
             g, error = grad[np.ix_(steps, columns)], _rounding(x, u, unit[columns])
-            found.append(Piece(x, g, u, lr[steps], first, error, mine[columns]))
+            q = square[np.ix_(steps, columns)]
+            found.append(Piece(x, g, u, q, lr[steps], first, error, mine[columns]))
     return found
 
 

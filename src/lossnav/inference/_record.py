@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lossnav._whole_files import write_whole
 
-FORMAT = "lossnav record 1"
+FORMAT = "lossnav record 2"
 Numbers = NDArray[np.floating[Any]]
 Whole = NDArray[np.int64]
 
@@ -30,6 +30,7 @@ class Record:
         theta: Parameters before the step ``(steps, coordinates)``.
         grad: What the optimizer saw; NaN where a tensor had no gradient.
         update: Parameters after the step, less those before.
+        square: Mean square of the whole gradient of each tensor ``(steps, tensors)``; NaN where it is not known.
         lr: What each group called ``lr`` ``(steps, groups)``; NaN where it had none.
         tensor: Which tensor a coordinate is of ``(coordinates,)``.
         place: Where in the flattened tensor it is.
@@ -43,6 +44,7 @@ class Record:
     theta: Numbers
     grad: Numbers
     update: Numbers
+    square: Numbers
     lr: Numbers
     tensor: Whole
     place: Whole
@@ -62,7 +64,7 @@ class Record:
                 yield slice(ends[i], ends[i + 1])
 
 
-_ARRAYS = ("step", "theta", "grad", "update", "lr", "tensor", "place")
+_ARRAYS = ("step", "theta", "grad", "update", "square", "lr", "tensor", "place")
 _WORDS = tuple(f.name for f in fields(Record) if f.name not in _ARRAYS)
 
 
@@ -115,6 +117,7 @@ def _checked(place: Path, arrays: dict[str, Any], words: dict[str, Any]) -> Reco
         or any(not isinstance(each, list) or len(each) != count for each in lists)
         or (columns and not 0 <= arrays["tensor"].min() <= arrays["tensor"].max() < count)
         or len(arrays["lr"]) != rows
+        or arrays["square"].shape != (rows, count)
         or len(arrays["place"]) != columns
     ):
         raise ValueError(

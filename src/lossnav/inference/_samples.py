@@ -60,6 +60,21 @@ class Lot:
     def gradients(self) -> Tensor:
         return torch.cat([sample.of(sample.tensor.grad) for sample in self.samples])
 
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def squares(self) -> Tensor:
+        """The mean square of each whole gradient; NaN where there is none, or only a part of it is here."""
+        whole = [_whole(sample.tensor.grad) for sample in self.samples]
+        found = [i for i, grad in enumerate(whole) if grad is not None]
+        at = self.samples[0].missing
+        kind = torch.float64 if at.dtype == torch.float64 else torch.float32
+        squares = torch.full((len(whole),), math.nan, dtype=kind, device=at.device)
+        if found:
+            grads: list[Any] = [whole[i] for i in found]
+            norms = torch.stack(torch._foreach_norm(grads, 2, dtype=kind))
+            sizes = torch.tensor([g.numel() for g in grads], dtype=kind, device=at.device)
+            squares[found] = norms.square() / sizes
+        return squares
+
 
 def lots_of(
     optimizer: torch.optim.Optimizer, coordinates: int, rng: np.random.Generator
@@ -101,6 +116,12 @@ def about(optimizer: torch.optim.Optimizer, lots: list[Lot]) -> dict[str, Any]:
         "optimizer": type(optimizer).__name__,
         "fresh": not any(optimizer.state.get(p) for _, s in pairs for p in [s.tensor]),
     }
+
+
+def _whole(grad: Tensor | None) -> Tensor | None:
+    if grad is None or grad.layout != torch.strided or hasattr(grad, "to_local"):
+        return None
+    return grad
 
 
 def _local(tensor: Tensor) -> Tensor:

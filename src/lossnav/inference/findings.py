@@ -83,7 +83,8 @@ def remarks(fit: Fit) -> Iterator[str]:
     if model.root and "root" in got:
         yield f"eps is under the root: {got['root'].value ** 2:.4g} is added to v."
     if model.saturation:
-        yield f"Steps are shortened where curvature bends them (saturation {model.saturation:.4g})."
+        c = f"{model.saturation:.4g}"
+        yield f"Steps are shortened where curvature bends them (saturation {c} at a constant rate)."
     if model.kappa:
         yield f"Steps are shortened where curvature bends them (kappa = {model.kappa:.4g})."
 

@@ -257,6 +257,11 @@ def _of_adaptive(
         notes.append(
             "The record began after the optimizer: eps and how the first steps are made cannot be told."
         )
+    if fit.form.saturated:
+        alike = f", of which {fit.shared.value:.4g} is shared" if fit.shared.value else ""
+        notes.append(
+            f"Steps are shortened where curvature bends them (saturation {fit.saturation.value:.4g}{alike})."
+        )
     kind = "between" if fit.gamma.low > 0 else "ballistic"
     distance = held_out(fit, exam) if fresh else fit.residual
     return Assumptions(
@@ -278,7 +283,12 @@ def _of_adaptive(
 
 def _member(fit: Fitted, lr: Estimate, distance: float, fresh: bool) -> Nearest | None:
     form, eps = fit.form, fit.eps.value
-    if fit.gamma.low > 0 or form.look_ahead or (form.coupled and not fit.weight_decay.holds(0.0)):
+    if (
+        fit.gamma.low > 0
+        or form.look_ahead
+        or form.saturated
+        or (form.coupled and not fit.weight_decay.holds(0.0))
+    ):
         return None  # no member of the zoo has these parts
     decay = 0.0 if fit.weight_decay.holds(0.0) else fit.weight_decay.value
     betas = (fit.beta1.value, fit.beta2.value)

@@ -1,7 +1,7 @@
 """Record what an optimizer does in a training loop, at little cost, for `infer_log` to read.
 
-A few coordinates of each tensor are copied before and after a step: parameter, gradient, update. The
-steps come in bursts, since a memory shows only in steps that follow each other; the first burst is the
+A few coordinates of each tensor are copied before and after a step: parameter, gradient, update; and the mean
+square of each whole gradient, by which some rules measure. The steps come in bursts, since a memory shows only in steps that follow each other; the first burst is the
 first steps, where the optimizer's memory is known to be empty. A burst is written when it ends.
 """
 
@@ -148,7 +148,7 @@ class Recorder:
         row = self._open = _Row(self.steps, lr, [lot.parameters() for lot in self._lots])
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            row.grad = [lot.gradients() for lot in self._lots]
+            self._see(row)
             return None
         if len(args) > 1:
             return (args[0], self._watched(closure, row), *args[2:]), kwargs
@@ -158,10 +158,14 @@ class Recorder:
         def watched() -> Any:
             loss = closure()
             if not row.grad:
-                row.grad = [lot.gradients() for lot in self._lots]
+                self._see(row)
             return loss
 
         return watched
+
+    def _see(self, row: _Row) -> None:
+        row.grad = [lot.gradients() for lot in self._lots]
+        row.square = [lot.squares() for lot in self._lots]
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         row, self._open = self._open, None
@@ -196,12 +200,16 @@ class Recorder:
     def _made(self) -> Record:
         groups = len(set(self._about["groups"]))
         columns = len(self._about["tensor"])
-        empty = np.zeros((0, columns), np.float32)
+        tensors = [number for lot in self._lots for number in lot.tensors]
+        empty, none = np.zeros((0, columns), np.float32), np.zeros((0, len(tensors)), np.float32)
         done = self._done or [
-            _Burst(np.zeros(0, np.int64), np.zeros((0, groups)), empty, empty, empty)
+            _Burst(np.zeros(0, np.int64), np.zeros((0, groups)), empty, empty, empty, none)
         ]
         width = max(len(each.lr[0]) if len(each.lr) else groups for each in done)
+        square = np.full((sum(len(each.step) for each in done), len(self._about["names"])), np.nan)
+        square[:, tensors] = np.concatenate([each.square for each in done])
         return Record(
+            square=square,
             step=np.concatenate([each.step for each in done]),
             theta=np.concatenate([each.theta for each in done]),
             grad=np.concatenate([each.grad for each in done]),
@@ -224,6 +232,7 @@ class _Row:
     lr: list[float]
     theta: list[Tensor]
     grad: list[Tensor] | None = None
+    square: list[Tensor] | None = None
     after: list[Tensor] | None = None
 
 
@@ -234,6 +243,7 @@ class _Burst:
     theta: Any
     grad: Any
     update: Any
+    square: Any
 
     @classmethod
     def of(cls, rows: list[_Row]) -> _Burst:
@@ -248,6 +258,7 @@ class _Burst:
             theta=theta,
             grad=_table([row.grad or [] for row in rows]).astype(kind),
             update=(after.astype(np.float64) - theta).astype(kind),
+            square=_table([row.square or [] for row in rows]),
         )
 
 
