@@ -37,6 +37,13 @@ class Run:
         self.params = [p for _, p in named]
         self.parameters = sum(p.numel() for p in self.params)
         self.optimizer = rulebook.factory(trial.rule_kind, trial.settings)(named)
+        if _asks_for_model(self.optimizer):
+            if not self.task.watchable:
+                raise ValueError(
+                    f"The rule {trial.rule_kind!r} looks at the examples of a whole batch, which processes that "
+                    "share one do not see: use another engine."
+                )
+            self.optimizer.watch(self.model, self.task.loss_kind)
         self.set_rates = learning_rates(trial, self.optimizer, self.steps)
         self.asks_for_loss = _asks_for_loss(self.optimizer)
 
@@ -174,3 +181,9 @@ def _asks_for_loss(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step needs a closure, as that of LBFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _asks_for_model(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a rule looks at the network: it has `watch`, and no setting that does without."""
+    kinds = {group.get("curvature") for group in optimizer.param_groups}
+    return callable(getattr(optimizer, "watch", None)) and kinds != {"squared-batch"}

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator, from_rule
+from lossnav.optim.torch import (
+    Ballistic,
+    KroneckerNavigator,
+    Navigator,
+    WeightUncertainty,
+    from_rule,
+)
 from lossnav.rules.base import Rule
 from lossnav.rules.zoo import Member
 from lossnav.studies import _named
@@ -20,6 +26,7 @@ OURS: dict[str, type[torch.optim.Optimizer]] = {
     "lossnav.Ballistic": Ballistic,
     "lossnav.KroneckerNavigator": KroneckerNavigator,
     "lossnav.Navigator": Navigator,
+    "lossnav.WeightUncertainty": WeightUncertainty,
 }
 """Our optimizers by their short names."""
 
@@ -30,7 +37,8 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
     Args:
         kind: One of
 
-            - ``lossnav.Navigator``, ``lossnav.Ballistic``, ``lossnav.KroneckerNavigator``;
+            - ``lossnav.Navigator``, ``lossnav.Ballistic``, ``lossnav.KroneckerNavigator``,
+              ``lossnav.WeightUncertainty``;
             - ``torch.optim.X``;
             - ``optax.x``, or ``module:name`` of a function that returns a transformation of optax, such as
               ``lossnav.optim.optax:navigator``; ``lr`` stands for its ``learning_rate``;

@@ -11,6 +11,8 @@ from lossnav.studies import _named
 from lossnav.studies.tasks.base import Better, Split, Task, task_of
 from lossnav.studies.tasks.convex import LogisticRegression, NoisyQuadratic
 from lossnav.studies.tasks.images import Convolutions, Layers
+from lossnav.studies.tasks.permuted import PermutedLabels, PermutedPixels
+from lossnav.studies.tasks.slow_bits import SlowBits
 from lossnav.studies.tasks.text import Characters
 
 __all__ = ["BUILTIN", "Better", "Split", "Task", "named", "task_of"]
@@ -23,6 +25,9 @@ BUILTIN: dict[str, Callable[..., Task]] = {
     "characters": Characters,
     "noisy-quadratic": NoisyQuadratic,
     "logistic-regression": LogisticRegression,
+    "permuted-pixels": PermutedPixels,
+    "permuted-labels": PermutedLabels,
+    "slow-bits": SlowBits,
 }
 """The built-in tasks by name."""
 

@@ -25,6 +25,9 @@ class Task(abc.ABC):
         metric: Name of the number that decides, a key of what `evaluate` returns.
         better: Whether a ``"lower"`` or a ``"higher"`` value of it is better.
         splits: What `evaluate` can judge by. Without ``"validation"`` a rule cannot be tuned.
+        loss_kind: The loss as a rule's ``watch(model, loss)`` knows it: ``"cross_entropy"``,
+            ``"binary_cross_entropy"`` or ``"mse"``, the mean over a batch of the model's outputs; None says nothing.
+        watchable: Whether the model's outputs and the loss are those of whole batches, as such a rule needs them.
 
     Examples:
         >>> class Line(Task):
@@ -47,6 +50,8 @@ class Task(abc.ABC):
     metric: str = "loss"
     better: Better = "lower"
     splits: tuple[Split, ...] = ("validation", "test")
+    loss_kind: str | None = None
+    watchable: bool = True
 
     @abc.abstractmethod
     def model(self) -> torch.nn.Module:

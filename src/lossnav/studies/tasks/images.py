@@ -43,6 +43,7 @@ class ImageTask(Task):
     """
 
     judged_at_once: ClassVar[int] = 2000
+    loss_kind = "cross_entropy"
 
     def __init__(self, data: str, batch_size: int, validation: float, metric: str) -> None:
         self.metric = _checks.choice("metric", str(metric), BETTER)

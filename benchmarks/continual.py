@@ -1,0 +1,170 @@
+"""Weight uncertainty against the best known rules on streams of tasks: run the studies, print the table.
+
+The studies are the files in benchmarks/continual, run one after another by ``lossnav study``; each can be
+stopped and gone on with by the same command. For a stream X, X.toml has the rivals, each tuned over the same
+number of points, X_defaults.toml our rule with its defaults, on the same seeds, and X_tuned.toml (with --tuned)
+our rule tuned as the rivals are. The table is made from the studies' CSV files alone:
+
+    ratio     our error / the error of the best rival; of the errors of each seed, its mean and 95 % interval
+    forgot    accuracy on a task at its end, less that one task later: ours, and the best rival's
+
+    python benchmarks/continual.py [A B C D] [--out FOLDER] [--jobs N] [--tuned] [--table]
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lossnav.studies.statistics import interval
+
+HERE = Path(__file__).parent / "continual"
+BOUNDS = {"A": 0.93, "B": 0.90, "C": 0.95, "D": 0.97}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one stream says of one of our entries."""
+
+    stream: str
+    entry: str
+    ours: float
+    best: str
+    theirs: float
+    ratio: float
+    low: float
+    high: float
+    forgotten: tuple[float, float] | None
+    lost: list[str] = field(default_factory=list)  # rivals that lost a seed, and so have no mean
+    edges: list[str] = field(
+        default_factory=list
+    )  # rivals whose best point is the last of its grid
+
+    @property
+    def reached(self) -> bool:
+        """Whether the ratio is the bound or less."""
+        return self.ratio <= BOUNDS[self.stream]
+
+
+def table(folder):
+    """The rows that the studies in a folder are enough for."""
+    found = []
+    for stream in BOUNDS:
+        for name in (f"{stream}_defaults", f"{stream}_tuned"):
+            places = folder / stream, folder / name
+            if all((place / "summary.csv").exists() for place in places):
+                found.append(row(stream, *places))
+    return found
+
+
+def row(stream, theirs, ours):
+    """Our one rule in the study ``ours`` against the best of the study ``theirs``."""
+    rivals, lost, edges = {}, [], []
+    for line in rows(theirs / "summary.csv"):
+        if line["mean"]:
+            rivals[line["rule"]] = error(line["mean"], line["better"])
+        else:
+            lost.append(line["rule"])
+        if line["edge"]:
+            edges.append(f"{line['rule']} ({line['edge']})")
+    (own,) = rows(ours / "summary.csv")
+    best = min(rivals, key=rivals.get)
+    mean = error(own["mean"], own["better"]) if own["mean"] else float("nan")
+    ends = {place: last(place / "curves.csv") for place in (ours, theirs)}
+    pairs = []
+    for seed, value in ends[ours].get((own["rule"], own["metric"]), {}).items():
+        other = ends[theirs].get((best, own["metric"]), {}).get(seed)
+        if other is not None:
+            pairs.append(error(value, own["better"]) / error(other, own["better"]))
+    spread = interval(pairs)
+    forgotten = [
+        list(ends[place].get((rule, "forgetting"), {}).values())
+        for place, rule in ((ours, own["rule"]), (theirs, best))
+    ]
+    means = tuple(sum(values) / len(values) for values in forgotten if values)
+    return Row(
+        stream, own["rule"], mean, best, rivals[best], mean / rivals[best], spread.low, spread.high,
+        means if len(means) == 2 else None, lost, edges,
+    )  # fmt: skip
+
+
+def error(value, better):
+    """What is wrong: the metric itself, or what an accuracy lacks."""
+    return 1 - float(value) if better == "higher" else float(value)
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def last(path):
+    """The last value of each reporting seed, by rule and metric."""
+    found, steps = {}, {}
+    for line in rows(path):
+        if line["phase"] == "reporting":
+            key = line["rule"], line["metric"]
+            step = int(line["step"])
+            if step >= steps.get((*key, line["seed"]), 0):
+                steps[*key, line["seed"]] = step
+                found.setdefault(key, {})[line["seed"]] = float(line["value"])
+    return found
+
+
+def text(found):
+    """The table for reading."""
+    widths = (7, 31, 8, 26, 8, 7, 17, 7, 8, 17)
+    cells = [
+        ("stream", "our rule", "error", "best rival", "error", "ratio", "of seeds", "bound", "", "forgot")
+    ]  # fmt: skip
+    notes = [""]
+    for one in found:
+        forgot = "" if one.forgotten is None else "{:.4f} / {:.4f}".format(*one.forgotten)
+        verdict = "holds" if one.reached else "MISSES"
+        cells.append((
+            one.stream, one.entry, f"{one.ours:.4f}", one.best, f"{one.theirs:.4f}", f"{one.ratio:.3f}",
+            f"[{one.low:.3f}, {one.high:.3f}]", f"{BOUNDS[one.stream]:.2f}", verdict, forgot,
+        ))  # fmt: skip
+        note = ""
+        if one.lost:
+            note += f"\n       lost seeds, and so have no mean: {', '.join(one.lost)}"
+        if one.edges:
+            note += f"\n       best at the edge of the grid: {', '.join(one.edges)}"
+        notes.append(note)
+    lines = [
+        "".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        + note
+        for line, note in zip(cells, notes, strict=True)
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("streams", nargs="*", metavar="stream", help=f"some of {', '.join(BOUNDS)}; all")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("studies/continual"), help="folder of the studies")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=2, help="trials at a time; 2")
+    parser.add_argument("--tuned", action="store_true", help="tune our rule, too")
+    parser.add_argument("--table", action="store_true", help="run nothing; only print the table")
+    wanted = parser.parse_args()
+    unknown = [name for name in wanted.streams if name not in BOUNDS]
+    if unknown:
+        parser.error(f"there is no stream {unknown[0]!r}; streams: {', '.join(BOUNDS)}")
+    kinds = ["", "_defaults", "_tuned"] if wanted.tuned else ["", "_defaults"]
+    for stream in [] if wanted.table else wanted.streams or BOUNDS:
+        for name in (stream + kind for kind in kinds):
+            command = [
+                sys.executable, "-m", "lossnav", "study", HERE / f"{name}.toml", "--out",
+                wanted.out / name, "--jobs", str(wanted.jobs),
+            ]  # fmt: skip
+            if subprocess.run(command).returncode:
+                sys.exit(f"The study {name} was stopped; the same command goes on with it.")
+    print(
+        text(table(wanted.out)) if table(wanted.out) else f"There are no results in {wanted.out}."
+    )
+
+
+if __name__ == "__main__":
+    main()
