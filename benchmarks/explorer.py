@@ -131,10 +131,10 @@ def browser_time(port, quick):
             "Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"])
         )
         page.goto(f"http://127.0.0.1:{port}/")
-        while not page.evaluate("Explorer.drawn"):
+        while not page.evaluate("window.Explorer && Explorer.first"):
             page.wait_for_timeout(5)
         first = page.evaluate("Explorer.first")
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(4000)
         print(
             f"First draw {first / 1e3:.2f} s (goal 2 s); {sum(sizes) / 1e6:.2f} MB transferred (goal 5 MB)"
         )

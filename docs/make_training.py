@@ -31,6 +31,7 @@ COLOURS = [
     "#666666",
     "#000000",
     "#999933",
+    "#AA4499",
 ]
 plt.rcParams.update({
     "svg.hashsalt": "lossnav", "svg.fonttype": "path", "font.size": 8.5, "axes.spines.top": False,

@@ -3,12 +3,12 @@
 import contextlib
 import http.client
 import json
-import socket
 import threading
 import time
 
 import uvicorn
 
+from lossnav._cli_explore import listening
 from lossnav.explorer.server import create_app
 
 
@@ -39,9 +39,7 @@ class Running:
 @contextlib.contextmanager
 def running(**options):
     """An explorer on a free port."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(128)
+    listener = listening("127.0.0.1", 0)
     app = create_app(**options)
     server = uvicorn.Server(
         uvicorn.Config(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import random
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -71,6 +72,49 @@ def test_two_basins_compete_and_the_better_one_wins():
     (other,) = below["candidates"]
     assert other["end"][0] == pytest.approx(-0.93040, abs=1e-5)
     assert other["J"] > below["J"]
+
+
+def _asked(seed):
+    """Settings as a hand may leave them: any landscape, geometry, drift and start in the box."""
+    rnd = random.Random(seed)
+    name = rnd.choice([one for one in TERRAINS if one != "normal"])
+    x0, x1, y0, y1 = TERRAINS[name].box
+    return {
+        "landscape": name, "x": rnd.uniform(x0, x1), "y": rnd.uniform(y0, y1),
+        "gamma": rnd.choice([0.0, 0.1, 0.5, 2.0, 10.0]), "eta": rnd.choice([0.5, 1.0, 2.0]),
+        "horizon": rnd.choice([None, None, 1.0, 6.0]),
+        "metric": rnd.choice(["euclidean", "anisotropic"]), "angle": rnd.uniform(-90, 90),
+        "drift": rnd.choice(["none", "none", "decay", "rotation"]), "speed": rnd.choice([0.1, 0.6]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_path_that_is_drawn_first_is_the_best_of_all(seed):
+    """What the first answer gives up as plainly dearer is worked out by the second."""
+    request = _asked(seed)
+    try:
+        whole = api.answer("basins", request)
+    except Refused as error:
+        with pytest.raises(Refused, match=re.escape(str(error)[:30])):
+            api.answer("path", request)
+        return
+    first = api.answer("path", request)
+    assert first["J"] == pytest.approx(whole["J"], rel=1e-6, abs=1e-9)
+    assert first["ok"] == whole["ok"]
+    if whole["status"] != "NEAR_TIE" and whole["end"] is not None:
+        assert first["end"] == pytest.approx(whole["end"], abs=1e-4)
+    costs = [one["J"] for one in whole["candidates"]]
+    for one in first["candidates"]:
+        assert min(abs(one["J"] - other) for other in costs) <= 1e-4 * abs(one["J"])
+
+
+def test_the_second_answer_has_every_basin():
+    """Himmelblau's function has four minima, of equal height: each has its best path."""
+    found = api.answer("basins", {"landscape": "himmelblau", "gamma": 0.1})
+    ends = sorted([found["end"], *(one["end"] for one in found["candidates"])])
+    np.testing.assert_allclose(ends, sorted(ground("himmelblau", "").minima), atol=1e-5)
+    costs = [found["J"], *(one["J"] for one in found["candidates"])]
+    assert costs == sorted(costs)
 
 
 def test_minima_are_the_known_ones():

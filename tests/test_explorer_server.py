@@ -402,6 +402,28 @@ def test_the_command_prints_its_address_and_stops_on_ctrl_c():
     assert err.strip().endswith("Stopped.")
 
 
+def test_an_answer_does_not_wait_for_an_acknowledgement():
+    """Without TCP_NODELAY the second part of an answer may wait 40 ms for the first one's receipt."""
+    found = []
+
+    async def answer(_, writer):
+        taken = writer.get_extra_info("socket")
+        found.append(taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def connect():
+        with _cli_explore.listening("127.0.0.1", 0) as listener:
+            port = listener.getsockname()[1]
+            async with await asyncio.start_server(answer, sock=listener):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                await reader.read()
+                writer.close()
+
+    asyncio.run(connect())
+    assert found
+    assert all(found)
+
+
 def test_the_export_opens_from_disk(tmp_path):
     folder = tmp_path / "page"
     size = export(folder, landscapes=["bowl"], gammas=[0.5], variants=VARIANTS[:2], starts=2)

@@ -369,7 +369,7 @@ def test_a_path_that_discount_decides_goes_on_for_as_long_as_it_is_asked():
 
 
 def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatch):
-    monkeypatch.setattr("lossnav.solvers.endless._Pieces.most", 3)
+    monkeypatch.setattr("lossnav.solvers.windows._Pieces.most", 3)
     path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
     with pytest.raises(ValueError, match="ask for times up to"):
         path.at(1e5)

@@ -67,7 +67,8 @@ def listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Named, or asyncio takes it for no TCP and lets answers wait 40 ms for an acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError:
         raise ValueError(f"--host is {host!r:.60}, which is no address of this machine.") from None
     try:

@@ -18,7 +18,7 @@ from lossnav.explorer import setting as _setting
 from lossnav.explorer import uncertainty as _uncertainty
 from lossnav.explorer.field import field
 from lossnav.explorer.fields import Field, Refused
-from lossnav.explorer.optimal import path
+from lossnav.explorer.optimal import basins, path
 from lossnav.explorer.rivals import TITLES, rules
 from lossnav.explorer.terrain import TERRAINS, ground, picture
 from lossnav.explorer.words import equations
@@ -40,6 +40,7 @@ def landscape(request: Any) -> dict[str, Any]:
 QUESTIONS: dict[str, tuple[Callable[[Any], dict[str, Any]], Mapping[str, Field]]] = {
     "landscape": (landscape, _setting.FIELDS),
     "path": (path, _setting.FIELDS),
+    "basins": (basins, _setting.FIELDS),
     "rules": (rules, _setting.FIELDS),
     "field": (field, _setting.FIELDS),
     "equations": (equations, _setting.FIELDS),
@@ -65,7 +66,7 @@ def answer(question: str, request: Any) -> dict[str, Any]:
         >>> answer("paht", {})
         Traceback (most recent call last):
         ...
-        lossnav.explorer.fields.Refused: There is no question named 'paht'. Known: beliefs, equations, field, landscape, path, rules, uncertainty.
+        lossnav.explorer.fields.Refused: There is no question named 'paht'. Known: basins, beliefs, equations, field, landscape, path, rules, uncertainty.
     """
     if question not in QUESTIONS:
         known = ", ".join(sorted(QUESTIONS))

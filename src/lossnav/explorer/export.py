@@ -134,7 +134,7 @@ def _answers(grid: dict[str, Any], say: Callable[[str], None]) -> Iterator[tuple
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:
     """What depends on where the path starts."""
-    path = _answer("path", request)
+    path = _answer("basins", request)
     for one in (path, *path.get("candidates", ())):
         _thin(one)
         one.pop("discount", None)

@@ -18,10 +18,13 @@ from lossnav.trajectory import Trajectory
 POINTS = 161
 """Points of a path that is drawn."""
 TOL = 1e-6
+"""Accuracy of J and of the first velocity."""
+MARGIN = 0.1
+"""A first path is right by this part of J; what is plainly dearer is left to `basins`."""
 
 
 def path(request: Any) -> dict[str, Any]:
-    """The optimal path from the start: points, costs, cost J, and the candidates it was chosen from.
+    """The optimal path from the start: points, costs, cost J, and candidates that come close to it.
 
     Examples:
         >>> found = path({"landscape": "bowl", "gamma": 0.0})
@@ -36,7 +39,19 @@ def path(request: Any) -> dict[str, Any]:
     return described(chosen, solved(chosen))
 
 
-def solved(chosen: Setting) -> Trajectory:
+def basins(request: Any) -> dict[str, Any]:
+    """The same path with all the candidates it was chosen from: the best path to each other basin.
+
+    Examples:
+        >>> request = {"landscape": "double-well", "gamma": 0.3}
+        >>> len(path(request)["candidates"]), len(basins(request)["candidates"])
+        (0, 1)
+    """
+    chosen = setting(request)
+    return described(chosen, solved(chosen, margin=1.0))
+
+
+def solved(chosen: Setting, margin: float = MARGIN) -> Trajectory:
     """The optimal path of a setting; `Refused` where there is none."""
     objective = chosen.objective
     method = None
@@ -49,7 +64,7 @@ def solved(chosen: Setting) -> Trajectory:
                     "With the Fisher metric y is a variance, but the landscape has no minimum at y > 0: "
                     "choose another landscape or metric, or a finite horizon."
                 )
-        method = Ritz(ends=known) if known else Ritz()
+        method = Ritz(ends=known or None, margin=margin)
     try:
         with np.errstate(all="ignore"):
             found = solve(objective, chosen.theta0, chosen.horizon, method=method, tol=TOL)

@@ -60,7 +60,7 @@ def create_app(
     Examples:
         >>> app = create_app()
         >>> sorted(app.openapi()["paths"])[:3]
-        ['/', '/api/beliefs', '/api/catalogue']
+        ['/', '/api/basins', '/api/beliefs']
     """
 
     @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ from lossnav.objective import Objective
 from lossnav.running import dip, is_plain, running_jet
 from lossnav.solvers.ends import End
 from lossnav.solvers.mesh import Mesh, reference
+from lossnav.solvers.motion import affine_motion
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ class Task:
 
     def on(self, mesh: Mesh) -> Assembly:
         """J on the points of a mesh."""
-        return (_Plain if is_plain(self.objective) else _General)(self, mesh)
+        from lossnav.solvers.affine import Affine  # which builds on this module
+
+        if is_plain(self.objective):
+            return _Plain(self, mesh)
+        motion = affine_motion(self.objective, self.theta0)
+        return _General(self, mesh) if motion is None else Affine(self, mesh, motion)
 
     @cached_property
     def plain(self) -> Plain:
@@ -179,7 +185,7 @@ class _Plain(Assembly):
     def _spread(self, bends: FloatArray) -> FloatArray:
         """What second derivatives at Gauss points ``(pairs, E, n)`` add to the pairs of points."""
         n = self.mesh.degree + 1
-        flat = (bends * self.potential) @ _products(self.mesh.degree)[0].reshape(n * n, n).T
+        flat = (bends * self.potential) @ products(self.mesh.degree)[0].reshape(n * n, n).T
         return flat.reshape(*flat.shape[:2], n, n)
 
 
@@ -212,7 +218,7 @@ def _halves(dim: int) -> tuple[slice, slice]:
 
 
 @cache
-def _products(degree: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def products(degree: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Products of basis functions at the Gauss points: value-value, value-slope, slope-slope."""
     N, S = reference(degree).value, reference(degree).slope
     pairs = [np.einsum("ga,gb->abg", x, y) for x, y in ((N, N), (N, S), (S, S))]
@@ -229,7 +235,7 @@ def _element_hessians(mesh: Mesh, weight: FloatArray, hessian: FloatArray, dim: 
         flat = pair.reshape(points**2, points) @ part.reshape(count, points, dim * dim)
         return flat.reshape(count, points, points, dim, dim)
 
-    vv, vs, ss = _products(mesh.degree)
+    vv, vs, ss = products(mesh.degree)
     total = summed(vv, weighted[..., one, one]) + summed(ss, weighted[..., two, two]) / h**2
     mixed = summed(vs, weighted[..., one, two]) / h
     total += mixed + mixed.transpose(0, 2, 1, 4, 3)

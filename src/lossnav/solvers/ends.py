@@ -10,14 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
 
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective, QuadraticForm
 from lossnav.running import running_jet
+from lossnav.solvers.algebraic import norm, solved
 from lossnav.solvers.feedback import Feedback, feedback
+from lossnav.solvers.motion import affine_motion
 
 _SCALES = (0.0, 0.3, 1.0, 3.0)
+_SMALLEST = 0.03
+"""The least part of the drift that is brought in at once."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
     value, slope, hessian = running_jet(objective, theta, np.zeros(dim))
     M, C, A = hessian[dim:, dim:], hessian[dim:, :dim], hessian[:dim, :dim]
     by_theta, by_v = slope[:dim], slope[dim:]
-    J, c = (-linalg.solve(M, side, assume_a="pos") for side in (C, by_v))
+    np.linalg.cholesky(M)  # fails where the metric gives some direction no length
+    both = -solved(M, np.column_stack([C, by_v]))
+    J, c = both[:, :dim], both[:, dim]
     H = A + C.T @ J
     return QuadraticForm(
         H=(H + H.T) / 2, g=by_theta + C.T @ c, value=float(value + by_v @ c / 2), G=M, J=J, c=c,
@@ -60,35 +65,56 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     with np.errstate(all="ignore"):
         theta = _rest_point(objective, near)
     policy = feedback(quadratic_around(objective, theta))
-    rates = linalg.eigvals(policy.K).real
+    spectrum = np.linalg.eigvals(policy.K)
+    rates = spectrum.real
     size = max(float(np.abs(rates).max()), 1e-300)
     if rates.max() > 1e-9 * size:
         raise ValueError(f"Paths leave the point {_short(theta)} again: it cannot be an end.")
     decays = -rates[rates < -1e-7 * size]
     slow = float(decays.min()) if len(decays) else 1.0
-    fast = float(np.abs(linalg.eigvals(policy.K)).max()) + objective.gamma
+    fast = float(np.abs(spectrum).max()) + objective.gamma
     return End(theta, policy, slow, max(fast, slow))
 
 
 def _rest_point(objective: Objective, near: FloatArray) -> FloatArray:
-    """The point of rest that ``near`` leads to as the drift is brought in step by step."""
+    """The point of rest that ``near`` leads to."""
+    try:
+        if objective.drift is not None:
+            return _followed(objective, near)
+        return _root(objective, near, np.zeros_like(near))
+    except ValueError:
+        raise ValueError(f"No point of rest was found near {_short(near)}.") from None
+
+
+def _followed(objective: Objective, near: FloatArray) -> FloatArray:
+    """The point of rest that ``near`` turns into as the drift is brought in step by step."""
     start, _ = _rest_condition(objective, near)
     theta, share, step = near, 0.0, 1.0
-    least = 1.0 if objective.drift is None else 1e-3
     while share < 1.0:
         try:
-            theta = _root(objective, theta, (1 - min(share + step, 1.0)) * start)
+            theta = _root(objective, theta, (1 - min(share + step, 1.0)) * start, quick=True)
             share, step = min(share + step, 1.0), 2 * step
         except ValueError:
             step /= 2
-            if step < least:
-                raise ValueError(f"No point of rest was found near {_short(near)}.") from None
+            if step >= _SMALLEST:
+                continue
+            # The point meets another one and both vanish. With discount, a path that need not come
+            # to rest is looked for anyway; without it, any point of rest is welcome.
+            if objective.gamma:
+                raise
+            return _root(objective, near, np.zeros_like(near))
     return theta
 
 
 def _rest_condition(objective: Objective, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
     """What vanishes at a point of rest, dl/dtheta + gamma dl/dv at v = 0, and its Jacobian."""
     dim = len(theta)
+    motion = affine_motion(objective, theta)
+    if motion is not None:
+        G, J, c = motion
+        _, slope, hessian = objective.loss.jet(theta)
+        pull = (J.T - objective.gamma * np.eye(dim)) @ G
+        return objective.k * slope + pull @ (J @ theta + c), objective.k * hessian + pull @ J
     _, slope, hessian = running_jet(objective, theta, np.zeros(dim))
     return (
         slope[:dim] + objective.gamma * slope[dim:],
@@ -96,8 +122,14 @@ def _rest_condition(objective: Objective, theta: FloatArray) -> tuple[FloatArray
     )
 
 
-def _root(objective: Objective, near: FloatArray, target: FloatArray) -> FloatArray:
-    """Newton's method, damped by its residual, for the point where the condition equals ``target``."""
+def _root(
+    objective: Objective, near: FloatArray, target: FloatArray, *, quick: bool = False
+) -> FloatArray:
+    """Newton's method, damped, for the point where the condition equals ``target``.
+
+    A ``quick`` search gives up as soon as it is not plain that it will arrive.
+    """
+    shortest, most = (0.1, 20) if quick else (1e-6, 60)
     theta = near
 
     def condition(x: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -105,25 +137,35 @@ def _root(objective: Objective, near: FloatArray, target: FloatArray) -> FloatAr
         return value - target, jacobian
 
     residual, jacobian = condition(theta)
-    for _ in range(60):
+    for _ in range(most):
         if not (np.isfinite(residual).all() and np.isfinite(jacobian).all()):
             break
-        move = -linalg.lstsq(jacobian, residual, cond=1e-13)[0]
-        if linalg.norm(move) <= 1e-14 * (1 + linalg.norm(theta)):
+        move = _newton_move(jacobian, residual)
+        if norm(move) <= 1e-14 * (1 + norm(theta)):
             return theta
         length = 1.0
-        while length > 1e-6:
+        while length > shortest:
             new, new_jacobian = condition(theta + length * move)
-            if linalg.norm(new) < (1 - 1e-4 * length) * linalg.norm(residual):
+            # What is left is measured by the step it asks for: in a narrow, curved valley the
+            # condition itself grows on the right way.
+            left = _newton_move(jacobian, new)
+            if norm(left) <= (1 - length / 4) * norm(move):
                 break
             length /= 2
         else:
             break
         theta, residual, jacobian = theta + length * move, new, new_jacobian
-    size = linalg.norm(jacobian) * (1 + linalg.norm(theta)) if np.isfinite(jacobian).all() else 0.0
-    if not linalg.norm(residual) <= 1e-10 * max(size, 1e-300):
+    size = norm(jacobian) if np.isfinite(jacobian).all() else 0.0
+    size = size * (1 + norm(theta))
+    if not norm(residual) <= 1e-10 * max(size, 1e-300):
         raise ValueError("no root")
     return theta
+
+
+def _newton_move(jacobian: FloatArray, residual: FloatArray) -> FloatArray:
+    if not np.isfinite(residual).all():
+        return np.full_like(residual, np.inf)
+    return np.asarray(-np.linalg.lstsq(jacobian, residual, rcond=1e-13)[0], dtype=np.float64)
 
 
 def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
@@ -139,11 +181,11 @@ def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[
     value, slope, _ = objective.loss.jet(points)
     found: list[FloatArray] = []
     for i in np.argsort(value):
-        near = any(linalg.norm(points[i] - x) <= 1e-5 * (1 + linalg.norm(x)) for x in found)
+        near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in found)
         if (
             np.isfinite(value[i])
             and not near
-            and linalg.norm(slope[i]) * (1 + linalg.norm(points[i])) <= 1e-6 * (1 + abs(value[i]))
+            and norm(slope[i]) * (1 + norm(points[i])) <= 1e-6 * (1 + abs(value[i]))
         ):
             found.append(points[i])
     return found[:most]

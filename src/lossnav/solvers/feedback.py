@@ -15,8 +15,8 @@ and the optimal velocity is :math:`\dot x = Kx + d` with :math:`K = J-\eta G^{-1
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ from scipy import linalg
 from lossnav._checks import FloatArray
 from lossnav.curvature import check_bounded
 from lossnav.objective import QuadraticForm
+from lossnav.solvers.algebraic import INDEPENDENT, norm, solved
+from lossnav.solvers.algebraic import stabilising as stabilising  # which rules use too
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -43,8 +45,13 @@ class Scaled(NamedTuple):
 
 def scale(form: QuadraticForm) -> Scaled:
     """Choose coordinates in which G/eta is the identity and k is one."""
-    root = linalg.cholesky(form.G, lower=True).T / math.sqrt(form.eta)  # y = root x
-    S = linalg.solve_triangular(root, np.eye(len(root)))
+    if not all(np.isfinite(part).all() for part in (form.G, form.J, form.H, form.c, form.g)):
+        raise ValueError(
+            f"The loss, the metric or the drift is not finite near {form.center}, so there is no "
+            "quadratic picture of them: look elsewhere."
+        )
+    root = np.linalg.cholesky(form.G).T / math.sqrt(form.eta)  # y = root x
+    S = np.linalg.inv(root)
     H = form.k * S.T @ form.H @ S
     return Scaled(
         root @ form.J @ S, root @ form.c, (H + H.T) / 2, form.k * S.T @ form.g,
@@ -92,10 +99,28 @@ class Feedback:
 
         It starts from the velocity at theta_0, so that a short step keeps all its digits.
         """
+        velocity = self.velocity(theta0)
+        if self._modes is not None:
+            rates, vectors, inverse = self._modes
+            z = rates * t[..., None]
+            with np.errstate(over="ignore", invalid="ignore"):  # a path that runs away
+                grown = np.where(z == 0, 1.0, np.expm1(z) / np.where(z == 0, 1.0, z))
+                moved = (t[..., None] * grown * (inverse @ velocity)) @ vectors.T
+            return np.asarray(moved.real, dtype=np.float64)
         dim = len(self.d)
         flow = np.zeros((dim + 1, dim + 1))
-        flow[:dim, :dim], flow[:dim, dim] = self.K, self.velocity(theta0)
+        flow[:dim, :dim], flow[:dim, dim] = self.K, velocity
         return linalg.expm(t[..., None, None] * flow)[..., :dim, dim]
+
+    @cached_property
+    def _modes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Rates and directions of K, and their inverse; None where they are close to dependent."""
+        if not np.isfinite(self.K).all():
+            return None
+        rates, vectors = np.linalg.eig(self.K)
+        if not np.linalg.cond(vectors) <= INDEPENDENT:
+            return None
+        return rates, vectors, np.linalg.inv(vectors)
 
 
 def feedback(form: QuadraticForm) -> Feedback:
@@ -120,9 +145,9 @@ def feedback(form: QuadraticForm) -> Feedback:
         const, rest = rest / problem.gamma, 0.0
     else:
         visible = basis[:, :seen]
-        y = visible @ linalg.solve(visible.T @ K @ visible, -visible.T @ d)
-        const = -(y @ P @ y / 2 + s @ y)
-    S, inverse = problem.S, linalg.inv(problem.S)
+        y = visible @ solved(visible.T @ K @ visible, -visible.T @ d)
+        const = -float(y @ P @ y / 2 + s @ y)
+    S, inverse = problem.S, np.linalg.inv(problem.S)
     return Feedback(
         K=S @ K @ inverse, d=S @ d, P=inverse.T @ P @ inverse, s=inverse.T @ s, const=float(const),
         rest=rest, center=form.center, error=error,
@@ -134,7 +159,7 @@ def _without_drift(
     problem: Scaled, form: QuadraticForm
 ) -> tuple[FloatArray, FloatArray, int, float]:
     """P as a scalar function of H; directions with no curvature come last in the basis."""
-    h, Q = linalg.eigh(problem.H)
+    h, Q = np.linalg.eigh(problem.H)
     h, Q = h[::-1], Q[:, ::-1]
     noise = 0.0 if _is_diagonal(problem.H) else 10 * len(h) * _EPS * float(np.abs(h).max())
     dropped = float(np.abs(h[np.abs(h) <= noise]).max(initial=0.0))
@@ -160,8 +185,8 @@ def _with_drift(problem: Scaled, form: QuadraticForm) -> tuple[FloatArray, Float
         if inner is None:
             raise Unbounded(form)
         P = B @ inner[0] @ B.T
-        dropped = linalg.norm(problem.H @ basis[:, seen:])  # taken for zero
-        error = inner[1] + math.sqrt(dropped) / max(linalg.norm(P), 1e-300)
+        dropped = norm(problem.H @ basis[:, seen:])  # taken for zero
+        error = inner[1] + math.sqrt(dropped) / max(norm(P), 1e-300)
     return P, basis, seen, error + 10 * _EPS * len(A)
 
 
@@ -176,9 +201,9 @@ def _observable(H: FloatArray, A: FloatArray) -> tuple[FloatArray, int]:
     it is stable the Riccati equation needs no help, and nothing is split off.
     """
     dim = len(H)
-    values, vectors = linalg.eigh(H)
+    values, vectors = np.linalg.eigh(H)
     hidden = vectors[:, np.abs(values) <= 1e-12 * max(float(np.abs(values).max()), 1e-300)]
-    size = max(linalg.norm(A), 1e-300)
+    size = max(norm(A), 1e-300)
     while hidden.shape[1]:
         leaves = A @ hidden - hidden @ (hidden.T @ A @ hidden)
         _, sizes, rows = linalg.svd(leaves)
@@ -188,38 +213,10 @@ def _observable(H: FloatArray, A: FloatArray) -> tuple[FloatArray, int]:
         hidden = hidden @ kept.T
     if not hidden.shape[1]:
         return np.eye(dim), dim
-    if linalg.eigvals(hidden.T @ A @ hidden).real.max() < -1e-8 * size:
+    if np.linalg.eigvals(hidden.T @ A @ hidden).real.max() < -1e-8 * size:
         return np.eye(dim), dim
     complement = linalg.null_space(hidden.T, rcond=1e-12)
     return np.hstack([complement, hidden]), dim - hidden.shape[1]
-
-
-def stabilising(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
-    """The stabilising P of A.T P + P A - P P + H = 0 and its relative error; None if unbounded."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SciPy's about matrices close to singular: judged below
-        return _stabilising(A, H)
-
-
-def _stabilising(A: FloatArray, H: FloatArray) -> tuple[FloatArray, float] | None:
-    unit = np.eye(len(A))
-    try:
-        P = linalg.solve_continuous_are(A, unit, H, unit)
-        for _ in range(2):
-            P = (P + P.T) / 2
-            residual = A.T @ P + P @ A - P @ P + H
-            correction = linalg.solve_continuous_lyapunov((A - P).T, -residual)
-            P = P + correction
-        if linalg.eigvals(A - P).real.max() >= 0:
-            return None
-        if linalg.eigvalsh(H)[0] < -1e-12 * linalg.norm(H):
-            # Bent downwards somewhere: a free end is optimal only above the other solution.
-            lower = -linalg.solve_continuous_are(-A, unit, H, unit)
-            if linalg.eigvalsh(lower)[-1] > 1e-9 * max(linalg.norm(lower), 1.0):
-                return None
-    except linalg.LinAlgError:
-        return None
-    return (P + P.T) / 2, float(linalg.norm(correction) / max(linalg.norm(P), 1e-300))
 
 
 class Unbounded(ValueError):
@@ -260,26 +257,26 @@ def _slope(problem: Scaled, P: FloatArray, basis: FloatArray, seen: int) -> Floa
     B, N = basis[:, :seen], basis[:, seen:]
     gamma, g = problem.gamma, problem.g
     hidden = np.zeros(N.shape[1])
-    if N.shape[1] and linalg.norm(N.T @ g) > 1e-12 * linalg.norm(g):
+    if N.shape[1] and norm(N.T @ g) > 1e-12 * norm(g):
         flow = N.T @ problem.J @ N - gamma * np.eye(len(hidden))
-        fastest = linalg.eigvals(flow).real.max() + gamma
+        fastest = np.linalg.eigvals(flow).real.max() + gamma
         if fastest >= gamma:
             raise ValueError(
-                f"The loss has a slope of {linalg.norm(N.T @ g):.3g} along a direction without "
+                f"The loss has a slope of {norm(N.T @ g):.3g} along a direction without "
                 f"curvature, where paths can run at rate {max(fastest, 0.0):.3g} and gamma is {gamma:.3g}: "
                 f"J has no lower bound. Use gamma > {max(fastest, 0.0):.3g} or a finite horizon."
             )
-        hidden = linalg.solve(flow.T, -N.T @ g)
+        hidden = solved(flow.T, -N.T @ g)
     if not seen:
         return N @ hidden
     K = problem.J - P
     side = B.T @ (g + P @ problem.c + problem.J.T @ N @ hidden)
-    outer = linalg.solve((B.T @ K @ B - gamma * np.eye(seen)).T, -side)
+    outer = solved((B.T @ K @ B - gamma * np.eye(seen)).T, -side)
     return B @ outer + N @ hidden
 
 
 def _end(K: FloatArray, d: FloatArray) -> FloatArray | None:
-    rates = linalg.eigvals(K)
+    rates = np.linalg.eigvals(K)
     if rates.real.max() < -1e-12 * max(float(np.abs(rates).max()), 1e-300):
-        return linalg.solve(K, -d)
+        return solved(K, -d)
     return None

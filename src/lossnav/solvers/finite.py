@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.integrate import solve_ivp
+from scipy.integrate import odeint
 
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective
 from lossnav.running import running_jet
+from lossnav.solvers.algebraic import solved
 from lossnav.solvers.assembly import Task
+from lossnav.solvers.contest import against, apart, best_of, contenders, lowest
 from lossnav.solvers.ends import minima
 from lossnav.solvers.mesh import Mesh
 from lossnav.solvers.newton import Minimum, minimise
@@ -37,21 +38,35 @@ def solve_finite(
     T: float,
     end: FloatArray | None,
     tol: float,
+    rival: Trajectory | None = None,
 ) -> Trajectory:
-    """The best path over the time ``T``, to ``end`` if it is given."""
+    """The best path over the time ``T``, to ``end`` if it is given.
+
+    Where a ``rival`` is known that comes to rest, only a path that goes elsewhere is looked for.
+
+    Raises:
+        ValueError: No path looks better than the rival.
+    """
     task = Task(objective, theta0, stop=end)
     known = theta0 if end is None else np.stack([theta0, end])
     pace = max(rate(objective, known), objective.gamma / 0.75, 1e-3 / T)
     count = ritz.elements or min(max(4, math.ceil(T * pace / 2)), 400)
     mesh = Mesh(np.linspace(0, T, count + 1), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
-    for points in _guesses(ritz, objective, theta0, mesh, end):
+    for points in _guesses(ritz, objective, theta0, mesh, end, homing=rival is None):
         accuracy = 1e-11 if ritz.elements else COARSE
         result = minimise(task, mesh, points, ritz.iterations, accuracy)
         if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
             found.append(result)
     found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
     paths = []
+    if ritz.margin < 1:
+        floor = lowest(objective, found, float(task.on(mesh).weight.sum()))
+        found = apart(contenders(found, ritz.margin, floor))
+        if rival is not None:
+            found = against(found, rival, ritz.margin, floor, T / 3)
+            if not found:
+                raise ValueError("No path is better than one that comes to rest.")
     for result in found[:3]:
         if ritz.elements:
             paths.append(trajectory(task, result, compare(task, result, ritz.iterations)))
@@ -61,7 +76,12 @@ def solve_finite(
 
 
 def _guesses(
-    ritz: Ritz, objective: Objective, theta0: FloatArray, mesh: Mesh, end: FloatArray | None
+    ritz: Ritz,
+    objective: Objective,
+    theta0: FloatArray,
+    mesh: Mesh,
+    end: FloatArray | None,
+    homing: bool,
 ) -> list[FloatArray]:
     share = (mesh.t / mesh.edges[-1])[:, None]
     own = [] if ritz.guess is None else [ritz.guess(mesh.t)]
@@ -70,7 +90,8 @@ def _guesses(
         return [theta0 + share * (end - theta0) + aside, *own]
     pace = 1 - np.exp(-4 * share)
     guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy(), *own]
-    guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
+    if homing:
+        guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
     if objective.gamma:
         guesses.append(slow_flow(objective, theta0, mesh.t))
     return [guess for guess in guesses if np.isfinite(guess).all()]
@@ -108,60 +129,36 @@ def rate(objective: Objective, theta: FloatArray) -> float:
 
 
 def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
-    """The overdamped path f - (eta k/gamma) G^-1 grad L, which large discount makes optimal."""
-    pace = objective.eta * objective.k / objective.gamma
+    """The overdamped path f - (eta k/gamma) G^-1 grad L, which large discount makes optimal.
 
+    It is a guess and no more: a part in a hundred is enough. NaN where it runs away.
+    """
+    pace = objective.eta * objective.k / objective.gamma
+    loss, metric, drift = objective.loss, objective.metric, objective.drift
     calls = itertools.count()
 
     def flow(_: float, x: FloatArray) -> FloatArray:
         if next(calls) > CALLS or np.abs(x).max() > far:
             raise FloatingPointError("no guess")
-        push = np.linalg.solve(objective.metric_at(x), objective.loss.grad(x))
-        return objective.drift_at(x) - pace * push
+        push = -pace * loss.grad(x)
+        if metric is not None:
+            push = solved(objective.metric_at(x), push)
+        return push if drift is None else objective.drift_at(x) + push
 
     far = 1e6 * (1 + float(np.abs(theta).max()))
     nothing = np.full((len(t), len(theta)), math.nan)
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a flow that escapes is no guess; nothing to report
-            solution = solve_ivp(flow, (0.0, t[-1]), theta, method="LSODA", t_eval=t, rtol=1e-5)
+            path, report = odeint(
+                flow, theta, t, rtol=1e-2, atol=1e-4, tfirst=True, full_output=True, mxstep=CALLS
+            )
     except (FloatingPointError, np.linalg.LinAlgError):
         return nothing
-    return solution.y.T if solution.success else nothing
+    return path if report["message"] == "Integration successful." else nothing
 
 
 def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
     """A slight bend, the same every time: a path that keeps to a line of symmetry may be a saddle."""
     aside = np.random.default_rng(0).normal(size=len(way))
     return 1e-2 * np.outer(shape, aside) * float(np.linalg.norm(way) / np.linalg.norm(aside))
-
-
-def best_of(paths: list[Trajectory]) -> Trajectory:
-    """The path of least J, with the others as its candidates; a near tie is said in the status."""
-    # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
-    ranked = sorted(
-        _distinct(paths), key=lambda path: (not path.status.ok, round(path.rest, 9), path.J)
-    )
-    best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
-    tie = (
-        others
-        and abs(others[0].rest - best.rest) <= 1e-9
-        and others[0].J - best.J <= 1e-3 * max(abs(best.J), 1e-300)
-    )
-    status = Status.NEAR_TIE if tie and best.status is Status.CONVERGED else best.status
-    return replace(best, candidates=others, status=status)
-
-
-def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
-    """Without the worse solved of two paths that begin alike and cost the same."""
-    kept: list[Trajectory] = []
-    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None)):
-        alike = (
-            abs(path.J - other.J) <= 1e-5 * abs(other.J)
-            and np.linalg.norm(path.velocity0 - other.velocity0)
-            <= 1e-3 * np.linalg.norm(other.velocity0)
-            for other in kept
-        )
-        if not any(alike):
-            kept.append(path)
-    return kept

@@ -35,6 +35,8 @@ class Ritz(Method):
         guess: A path ``t -> theta`` to start from, besides those that are tried anyway.
         iterations: The most Newton steps on one mesh.
         rounds: The most refinements.
+        margin: How far the rough J of a first path may be off, as a part of it. Paths that cannot be
+            the best then are given up and are no candidates; with 1, the default, none is.
 
     Examples:
         >>> import lossnav as ln
@@ -50,10 +52,13 @@ class Ritz(Method):
     guess: Callable[[FloatArray], FloatArray] | None = None
     iterations: int = 100
     rounds: int = 12
+    margin: float = 1.0
 
     def __post_init__(self) -> None:
         if not 2 <= self.degree <= 20:
             raise ValueError(f"degree is {self.degree}, but it must be from 2 to 20.")
+        if not 0 <= self.margin <= 1:
+            raise ValueError(f"margin is {self.margin}, but it must be from 0 to 1.")
 
     def solve(
         self,

@@ -34,7 +34,7 @@ Explorer.ask = (() => {
     line.busy = false;
   }
 
-  return (question, request) => new Promise((resolve, reject) => {
+  const ask = (question, request) => new Promise((resolve, reject) => {
     const line = (lines[question] ||= { busy: false, next: null });
     if (line.next) line.next.resolve(null); // dropped for a newer one
     line.next = { question, request, resolve, reject };
@@ -45,6 +45,14 @@ Explorer.ask = (() => {
       setTimeout(() => line.busy && line.stop === held && line.next && held.abort(), wait);
     }
   });
+  // What nobody waits for any more is stopped, so that the path has the machine to itself.
+  ask.drop = (question) => {
+    const line = lines[question];
+    if (!line) return;
+    if (line.next) { line.next.resolve(null); line.next = null; }
+    if (line.busy) line.stop.abort();
+  };
+  return ask;
 })();
 
 Explorer.Refused = class extends Error {};

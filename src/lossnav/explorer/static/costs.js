@@ -5,13 +5,14 @@ Explorer.costs = (() => {
   let until = 1, marked = false;
   function draw(path) {
     const c = Explorer.colours();
+    const narrow = Explorer.$("costs").clientWidth < 420; // then its legend has two lines
     until = path.t[path.t.length - 1];
     const line = (name, values, color, dash) => ({ type: "scatter", mode: "lines", name, x: path.t, y: values, line: { color, width: 2.4, dash }, hovertemplate: "%{y:.3g} at time %{x:.3g}" });
     return Explorer.plot("costs", [
       line("kinetic: cost of motion", path.kinetic, c.optimal, "solid"),
       line("potential: k × loss", path.potential, c.flow, "dash"),
     ], {
-      showlegend: true, legend: { orientation: "h", x: 0, y: 1.16, font: { color: c.soft } }, margin: { l: 50, r: 10, t: 26, b: 36 },
+      showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: c.soft } }, margin: { l: 50, r: 10, t: narrow ? 46 : 28, b: 36 },
       xaxis: { title: { text: "time", standoff: 4 }, gridcolor: c.grid, zeroline: false, fixedrange: true, range: [0, until] },
       yaxis: { gridcolor: c.grid, zerolinecolor: c.grid, fixedrange: true }, hovermode: "x unified",
     });

@@ -51,5 +51,23 @@ Explorer.trouble = (() => {
   };
 })();
 
-Explorer.plot = (id, traces, layout, config = {}) =>
-  Plotly.react(Explorer.$(id), traces, Explorer.layout(layout), { displayModeBar: false, responsive: true, scrollZoom: false, ...config });
+// plotly.js takes longer to read than all else together, so it is asked for once the first path is seen.
+Explorer.plotly = (() => {
+  let begun = false, tell, fail;
+  const ready = new Promise((resolve, reject) => { tell = resolve; fail = reject; });
+  ready.catch(() => Explorer.trouble("plotly", new Error("plotly.js cannot be read: load the page again.")));
+  function load() {
+    if (begun) return;
+    begun = true;
+    const script = Explorer.make("script", { src: "static/plotly.min.js" });
+    script.onload = tell;
+    script.onerror = fail;
+    document.head.append(script);
+  }
+  return { ready, load };
+})();
+
+Explorer.plot = async (id, traces, layout, config = {}) => {
+  await Explorer.plotly.ready;
+  return Plotly.react(Explorer.$(id), traces, Explorer.layout(layout), { displayModeBar: false, responsive: true, scrollZoom: false, ...config });
+};

@@ -3,7 +3,7 @@
 
 Explorer.handle = (() => {
   const { $, make, state } = Explorer;
-  const axes = () => { const full = $("map")._fullLayout; return full && full.xaxis && full.xaxis.l2p ? full : null; };
+  const axes = () => { const full = $("map")._fullLayout; return full && full.xaxis && full.xaxis.l2p ? full : Explorer.sheet.axes; };
   const pixel = (x, y) => { const { xaxis, yaxis } = axes(); return [xaxis._offset + xaxis.l2p(x), yaxis._offset + yaxis.l2p(y)]; };
   const box = () => { const { land } = Explorer.map; return [land.x[0], land.x[land.x.length - 1], land.y[0], land.y[land.y.length - 1]]; };
 

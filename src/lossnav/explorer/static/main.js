@@ -1,4 +1,4 @@
-// Main: views, and who is told of a change. The catalogue is asked for before plotly.js is read.
+// Main: views, and who is told of a change.
 "use strict";
 
 Explorer.catalogue = Explorer.stored ? Promise.resolve(Explorer.stored.catalogue) : fetch("api/catalogue").then((response) => response.json());
@@ -16,6 +16,7 @@ Explorer.main = (() => {
       $(`view-${name}`).hidden = name !== view;
     }
     for (const item of document.querySelectorAll('[data-export="toml"]')) item.hidden = view !== "paths";
+    if (view !== "paths") Explorer.plotly.load();
     if (begun.has(view)) Explorer[view].redraw(); else { begun.add(view); Explorer[view].all(); }
   }
 
@@ -54,6 +55,7 @@ Explorer.main = (() => {
     Explorer.controls.refresh();
     Explorer.paths.refresh();
     show(state.values.view);
+    setTimeout(Explorer.plotly.load, 1500); // even if no path was found
   }
   return { begin };
 })();

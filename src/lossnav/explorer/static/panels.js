@@ -12,22 +12,27 @@ Explorer.panels = (() => {
         make("th", { scope: "row", vars: colour ? { "--mark": colour } : {} }, cells[0]), ...cells.slice(1).map((cell) => make("td", {}, cell))))));
   }
 
-  function summary(path) {
-    const c = Explorer.colours();
+  let rivals = [];
+  // While the paths to other basins are worked out, the last ones stay, faintly, so that nothing jumps.
+  function summary(path, complete = true) {
     const rest = path.rest ? [["At rest", `${number(path.rest)} per unit of time, not in J`]] : [];
     const parts = [pairs([
       ["Cost J", number(path.J, 6)], ["Ends at", place(path.end)], ["First velocity", place(path.velocity0)], ...rest,
       ["Error, estimated", path.error === null ? "unknown" : path.error.toExponential(0)],
     ])];
-    if (path.candidates.length) {
-      const rows = [path, ...path.candidates].map((one, i) => ({
-        cells: [place(one.end), number(one.J, 6), i ? `+${number(one.J - path.J, 3)}` : "best"], colour: i ? c.other : c.optimal, best: !i,
-      }));
-      parts.push(make("h3", { class: "note" }, "Basins that compete"), table(["End", "J", ""], rows));
-    }
-    parts.push(make("p", { class: "note" }, path.message));
+    if (!complete) rivals.forEach((part) => part.classList.add("waiting"));
+    else rivals = path.candidates.length ? competing(path) : [];
+    parts.push(...rivals, make("p", { class: "note" }, path.message));
     fill("summary", ...parts);
     Explorer.$("status").textContent = `Optimal path: J ${number(path.J, 5)}, ends at ${place(path.end)}. ${path.message}`;
+  }
+
+  function competing(path) {
+    const c = Explorer.colours();
+    const rows = [path, ...path.candidates].map((one, i) => ({
+      cells: [place(one.end), number(one.J, 6), i ? `+${number(one.J - path.J, 3)}` : "best"], colour: i ? c.other : c.optimal, best: !i,
+    }));
+    return [make("h3", { class: "note" }, "Basins that compete"), table(["End", "J", ""], rows)];
   }
 
   function ranking(found) {

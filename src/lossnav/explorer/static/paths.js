@@ -4,43 +4,61 @@
 Explorer.paths = (() => {
   const { state, map, panels, later, trouble } = Explorer;
   const latest = {};
+  const GROUND = ["landscape", "expression", "box"], PATH = ["x", "y", "eta", "k", "gamma", "horizon", "metric", "ratio", "angle", "drift", "speed"];
+  const facts = (values) => JSON.stringify([...GROUND, ...PATH].map((name) => values[name]));
+  let about = ""; // what the path that is shown is the answer to
 
   async function ask(question, use, view = "paths") {
     const box = { rules: "ranking", equations: "equations" }[question];
     if (box) Explorer.$(box).classList.add("waiting");
     try {
-      const found = await Explorer.ask(question, state.request(view));
+      const request = state.request(view), found = await Explorer.ask(question, request);
       if (found === null) return; // a newer question is on its way
-      latest[question] = found;
       trouble(question, null);
-      await use(found);
+      await use(found, request);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
-      trouble(question, error);
+      if (question === "basins") panels.summary(latest.path);
+      trouble(question, question === "basins" ? new Error(`Paths to other basins: ${error.message}`) : error);
     }
     if (box) Explorer.$(box).classList.remove("waiting");
   }
 
-  const land = () => ask("landscape", (found) => map.setLand(found));
-  const path = () => ask("path", async (found) => {
+  const land = () => ask("landscape", (found) => { latest.landscape = found; return map.setLand(found); });
+  // The path is drawn at once; what it costs and the paths to other basins follow when the hand rests.
+  const path = () => ask("path", async (found, request) => {
+    [latest.path, about] = [found, facts(request)];
     await map.setPath(found);
-    Explorer.drawn = (Explorer.drawn || 0) + 1; // these two are read by the benchmark
-    Explorer.first ||= performance.now();
-    panels.summary(found);
+    Explorer.drawn = (Explorer.drawn || 0) + 1; // read by the benchmark
+    panels.summary(found, false);
     Explorer.play.show();
-    costs(found);
+    costs();
+    basins();
   });
-  const costs = later((found) => Explorer.costs.draw(found), 120);
-  const rules = later(() => (state.values.rules.length ? ask("rules", (found) => { panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : noRules()), 140);
+  const current = () => about === facts(state.values);
+  const basins = later(() => current() && ask("basins", async (found) => {
+    if (!current()) return; // it is about another state
+    latest.path = found;
+    await map.setPath(found);
+    map.legend();
+    panels.summary(found);
+    costs();
+  }), 160);
+  const costs = later(() => Explorer.costs.draw(latest.path), 120);
+  const rules = later(() => (state.values.rules.length ? ask("rules", (found) => { latest.rules = found; panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : noRules()), 140);
   const noRules = () => { panels.ranking({ rows: [], J: null, T: 0, dt: 0, why: "" }); Explorer.fill("ranking", Explorer.make("p", { class: "note" }, "Choose a rule to compare.")); return map.setRules({ rows: [] }); };
-  const equations = later(() => ask("equations", panels.equations), 200);
-  const field = later(() => (state.values.field ? ask("field", (found) => map.setField(found)) : map.setField(null)), 120);
+  const equations = later(() => ask("equations", (found) => { latest.equations = found; panels.equations(found); }), 200);
+  const field = later(() => (state.values.field ? ask("field", (found) => { latest.field = found; return map.setField(found); }) : map.setField(null)), 120);
 
-  const GROUND = ["landscape", "expression", "box"], PATH = ["x", "y", "eta", "k", "gamma", "horizon", "metric", "ratio", "angle", "drift", "speed"];
   const touches = (keys, names) => keys.some((key) => names.includes(key));
 
   async function changed(keys) {
-    if (touches(keys, [...GROUND, ...PATH])) { Explorer.handle.place(); path(); rules(); equations(); if (state.values.field && touches(keys, [...GROUND, ...PATH.slice(2)])) field(); }
+    if (touches(keys, [...GROUND, ...PATH])) {
+      ["basins", "rules", "equations"].forEach(Explorer.ask.drop);
+      trouble("basins", null);
+      Explorer.handle.place(); path(); rules(); equations();
+      if (state.values.field && touches(keys, [...GROUND, ...PATH.slice(2)])) { Explorer.ask.drop("field"); field(); }
+    }
     if (touches(keys, GROUND)) land();
     if (touches(keys, ["dt", "steps", "rate", "rules"])) { rules(); if (keys.includes("rules")) map.legend(); if (keys.includes("dt")) equations(); }
     if (keys.includes("picture")) map.draw();

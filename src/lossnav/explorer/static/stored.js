@@ -30,7 +30,7 @@ Explorer.lookup = async (question, request) => {
   const at = Explorer.snap(request);
   if (question === "landscape") return Explorer.load(`landscape-${at.landscape}`);
   const found = await Explorer.load(`${at.landscape}-${at.gamma}-${at.variant}`), start = found.starts[at.start];
-  const answer = { path: start.path, rules: start.rules, field: found.field, equations: { ...found.equations, ...start.words } }[question];
+  const answer = { path: start.path, basins: start.path, rules: start.rules, field: found.field, equations: { ...found.equations, ...start.words } }[question];
   if (typeof answer.error === "string") throw new Explorer.Refused(answer.error); // a path's own error is a number
   return question === "rules" ? { ...answer, rows: answer.rows.filter((row) => request.rules.includes(row.name)) } : answer;
 };

@@ -1,0 +1,91 @@
+r"""J of a piecewise polynomial path where the drift is affine and the metric constant.
+
+With f = J theta + c the cost of motion is one fixed quadratic form of the points,
+
+.. math:: \tfrac{1}{2\eta}(v - J\theta - c)^T G\,(v - J\theta - c),
+
+so that at each step only the loss is worked out again, as it is without a drift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lossnav._checks import FloatArray
+from lossnav.running import dip
+from lossnav.solvers.assembly import Assembly, Task, products
+from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.motion import Motion
+
+
+class Affine(Assembly):
+    """Affine drift, constant metric."""
+
+    def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
+        super().__init__(task, mesh)
+        objective, dim = task.objective, len(task.theta0)
+        G, J, c = motion
+        ref, n = mesh.reference, mesh.degree + 1
+        N, S, w, h = ref.value, ref.slope, self.weight[:, None, :], mesh.widths[:, None, None]
+        mixed = _pairs((S.T * w) @ N / h, G @ J)
+        fixed = _pairs((S.T * w) @ S / h**2, G) + _pairs((N.T * w) @ N, J.T @ G @ J)
+        fixed -= mixed + mixed.transpose(0, 3, 4, 1, 2)
+        self.fixed = fixed.reshape(len(mesh.widths), n * dim, n * dim)
+        shares, slopes = self.weight @ N, self.weight @ S / h[:, 0]
+        self.linear = shares[..., None] * (J.T @ G @ c) - slopes[..., None] * (G @ c)
+        self.constant = float(c @ G @ c) / 2 * float(self.weight.sum()) - self._rest
+        self.potential = objective.k * self.weight
+        self.places = objective.loss.bends(dim)
+
+    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        mesh, loss, dim = self.mesh, self.task.objective.loss, points.shape[1]
+        value = mesh.reference.value
+        local = mesh.local(points)
+        at = (value @ local).reshape(-1, dim)
+        jets = loss.sparse_jet(at) if order == 2 else loss.jet(at, order)
+        flat = local.reshape(len(local), -1, 1)
+        pull = (self.fixed @ flat).reshape(local.shape)
+        J = np.asarray(
+            np.vdot(local, pull) / 2 + np.vdot(self.linear, local) + self.constant
+            + np.vdot(self.potential, jets[0])
+        )  # fmt: skip
+        after = self._after(points[-1])
+        if after is not None:
+            J = J + after[0]
+        if order == 0:
+            return (J,)
+        push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
+        gradient = mesh.gather(pull + self.linear + value.T @ push)
+        if after is not None:
+            gradient[-1] += after[1]
+        if order == 1:
+            return J, gradient
+        blocks = self.fixed.copy()
+        self._add_loss(blocks, jets[2])
+        if after is not None:
+            blocks[-1, -dim:, -dim:] += after[2]
+        return J, gradient, blocks
+
+    def _add_loss(self, blocks: FloatArray, bends: FloatArray) -> None:
+        """Add second derivatives of the loss ``(M, pairs)`` at the Gauss points to the Hessians."""
+        n, (rows, cols) = self.mesh.degree + 1, self.places
+        weighted = bends.T.reshape(-1, *self.potential.shape) * self.potential
+        flat = weighted @ products(self.mesh.degree)[0].reshape(n * n, n).T
+        parts = flat.reshape(*flat.shape[:2], n, n)
+        dim = blocks.shape[1] // n
+        inside = blocks.reshape(-1, n, dim, n, dim)
+        inside[:, :, rows, :, cols] += parts
+        beside = rows != cols
+        inside[:, :, cols[beside], :, rows[beside]] += parts[beside]
+
+    def dip(self, points: FloatArray) -> float:
+        """As without the drift: a velocity can make up for it, so what bends is the loss."""
+        at = (self.mesh.reference.value @ self.mesh.local(points)).reshape(-1, points.shape[1])
+        return dip(replace(self.task.objective, drift=None), at, np.zeros_like(at))
+
+
+def _pairs(kernel: FloatArray, matrix: FloatArray) -> FloatArray:
+    """Pairs of points ``(E, n, n)`` times pairs of coordinates: ``(E, n, D, n, D)``."""
+    return kernel[:, :, None, :, None] * matrix[None, None, :, None, :]

@@ -1,0 +1,79 @@
+"""Which paths are worth working out: nothing that could have won is given up."""
+
+import numpy as np
+import pytest
+
+import lossnav as ln
+from lossnav.solvers import finite
+from lossnav.solvers.contest import against, apart, contenders
+from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.newton import Minimum
+from lossnav.trajectory import Status
+
+
+def rough(J, shift=0.0):
+    mesh = Mesh(np.array([0.0, 1.0, 2.0]), 3)
+    points = np.stack([mesh.t + shift * mesh.t, mesh.t**2], axis=1)
+    return Minimum(mesh, points, J, np.zeros(2), Status.CONVERGED, 1)
+
+
+@pytest.mark.parametrize("floor", [-5.0, 0.0, 1.5])
+@pytest.mark.parametrize("margin", [0.0, 0.1, 0.4])
+def test_no_path_is_given_up_that_its_error_could_make_the_best(floor, margin):
+    """Every true cost that the rough ones allow, by brute force."""
+    rng = np.random.default_rng(int(10 * margin))
+    found = [rough(J) for J in sorted(floor + rng.uniform(0.5, 2.0, size=8))]
+    kept = contenders(found, margin, floor)
+    for one in found:
+        least = (1 - margin) * (one.J - floor)
+        others = [(1 + margin) * (other.J - floor) for other in found if other is not one]
+        could_win = all(least <= other for other in others)
+        assert any(one is other for other in kept) == (could_win or one is found[0])
+
+
+def test_below_the_floor_nothing_is_given_up():
+    found = [rough(-1.0), rough(5.0)]
+    assert len(contenders(found, 0.1, 0.0)) == 2
+    assert contenders([], 0.1, 0.0) == []
+
+
+def test_paths_side_by_side_are_one():
+    found = [rough(1.0), rough(1.01, shift=0.005), rough(1.1, shift=0.3)]
+    assert [one.J for one in apart(found)] == [1.0, 1.1]
+
+
+def test_a_rival_leaves_only_what_is_elsewhere_and_may_be_cheaper():
+    objective = ln.Objective(ln.Quadratic([1.0, 1.0]))
+    rival = ln.solve(objective, [0.0, 0.0], horizon=2.0, end=[2.0, 4.0])
+    same = rough(rival.J)
+    same.points = rival.at(same.mesh.t)
+    elsewhere, dear = rough(0.9 * rival.J, shift=0.5), rough(2.0 * rival.J, shift=0.5)
+    assert against([same, elsewhere, dear], rival, 0.1, 0.0, 2.0) == [elsewhere]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.1, 0.6, 3.0])
+@pytest.mark.parametrize("start", [(-0.6, 0.55), (-1.2, 0.1), (0.4, -0.9)])
+def test_a_margin_changes_how_much_is_worked_out_and_not_what_is_best(gamma, start):
+    objective = ln.Objective(ln.DoubleWell(), gamma=gamma)
+    whole = ln.solve(objective, start, tol=1e-8)
+    quick = ln.solve(objective, start, method=ln.Ritz(margin=0.1), tol=1e-8)
+    assert quick.J == pytest.approx(whole.J, rel=1e-8)
+    np.testing.assert_allclose(quick.velocity0, whole.velocity0, rtol=1e-7)
+    assert len(quick.candidates) <= len(whole.candidates)
+
+
+def test_with_a_drift_too(monkeypatch):
+    """And a path that need not come to rest is still looked for."""
+    objective = ln.Objective(ln.DoubleWell(), drift=ln.Rotation(0.8), gamma=0.5)
+    whole = ln.solve(objective, [-0.6, 0.55], tol=1e-8)
+    looked, solve = [], finite.minimise
+    monkeypatch.setattr(finite, "minimise", lambda *given: looked.append(1) or solve(*given))
+    quick = ln.solve(objective, [-0.6, 0.55], method=ln.Ritz(margin=0.1), tol=1e-8)
+    assert quick.J == pytest.approx(whole.J, rel=1e-8)
+    assert looked
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1.5, float("nan")])
+def test_a_margin_is_a_part(margin):
+    with pytest.raises(ValueError, match=r"margin is .* it must be from 0 to 1"):
+        ln.Ritz(margin=margin)
