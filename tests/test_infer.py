@@ -127,6 +127,7 @@ def test_a_learnt_basis():
     assert found.memory.gradient.value == pytest.approx(10, rel=0.03)
     assert found.memory.curvature.value == pytest.approx(1 / 0.03, rel=0.03)
     assert (found.nearest.name, found.nearest.settings["precondition_frequency"]) == ("SOAP", 5)
+    assert any("saturation 0.25 " in note for note in found.notes), found.notes
 
 
 def test_adafactor_has_a_scale_for_rows_and_columns():

@@ -241,6 +241,7 @@ def test_a_part_without_its_extra_says_so_and_is_tried_again(tmp_path, monkeypat
 def test_studies_and_fingerprints_are_shown_or_said_to_be_elsewhere(monkeypatch):
     rows = [path.read_text().splitlines()[1:] for path in kept_results._files("training")]
     shown = kept_results.training().body
+    assert "<td>fashion</td><td>muon</td>" in shown  # two tasks in one study are told apart
     assert shown.count("<tr><td>") == sum(map(len, rows)) > 0
     found = kept_results.fingerprints().body
     assert "<td>AdamW</td>" in found

@@ -22,6 +22,7 @@ from lossnav.inference.response import Shape
 EARLY = 10
 """First steps that do not count: how a memory starts is looked at by itself."""
 _EXACT = 2e-5
+_TRACE = 1e-4  # a saturation below this changes no step that could be told
 _WORTH = 0.6  # a part is kept if it leaves less than this share of what was left
 _CORNERS = ("discount", "eps", "root")
 
@@ -172,6 +173,9 @@ def settle(
         if better.residual > _WORTH * best.residual:
             break
         best = better
+    if 0 < best.model.saturation < _TRACE:  # it came along with another part, and does nothing
+        model = replace(best.model, saturation=0.0)
+        best = seen.fit(model, numbers(model), rounds=12)
     if best.residual < enough:
         return best
     return seen.fit(best.model, numbers(best.model))

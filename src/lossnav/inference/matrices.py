@@ -6,6 +6,7 @@ Both are members of the zoo, so the zoo's own rules are fitted: lr in one line, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -170,7 +171,7 @@ def basis(
 
     # Look-ahead and saturation act at every step; how the basis follows shows less, so it comes second.
     base = _tuned(TurnedRule(dt=1.0, finite=False), start)
-    parts = ((False, 0.0), (True, 0.0), (True, 2.0), (False, 2.0))
+    parts = itertools.product((False, True), (0.0, 0.3, 2.0))
     kind = likeliest([replace(base, nesterov=ahead, saturation=c) for ahead, c in parts])
     bases = [base.beta2, 0.8, 0.9, 0.95, 0.99]
     rule = likeliest(

@@ -75,11 +75,13 @@ def _study(rows: Sequence[dict[str, str]]) -> str:
     def number(row: dict[str, str], column: str) -> str:
         return f"{float(row[column]):.4g}" if row[column] else "–"
 
+    several = len({row["task"] for row in rows}) > 1
     heads = ["rule", f"test {rows[0]['metric']}", "interval", "seeds", "points tried", "steps"]
     return table(
-        heads,
+        ["task"] * several + heads,
         [
-            [
+            [row["task"]] * several
+            + [
                 row["rule"], f"{number(row, 'mean')} ± {float(row['sd'] or 0):.2g}",
                 f"{number(row, 'low')} to {number(row, 'high')}", row["n"],
                 row["points_tried"] if row["points_tried"] != "0" else "1", number(row, "steps"),
