@@ -46,7 +46,7 @@ def by_sympy(formula, points):
 term = st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(0, 4), st.integers(1, 4))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(term, min_size=1, max_size=7), min_size=1, max_size=3))
 def test_sums_of_any_shapes(entries):
     formulas = [sum(SHAPES[s](X[i], X[j], c) for s, i, j, c in terms) for terms in entries]

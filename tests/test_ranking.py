@@ -122,7 +122,7 @@ def test_the_learning_rules_J_tends_to_the_optimum_at_second_order(gamma):
 numbers = functools.partial(st.floats, allow_nan=False, allow_subnormal=False)
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.reuse, Phase.generate])
+@settings(max_examples=8, deadline=None, phases=[Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_no_rule_is_below_the_optimal_path(data):
     """The strongest challenger is the best chain of straight pieces, found without the equations."""

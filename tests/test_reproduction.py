@@ -270,9 +270,10 @@ def test_reproduction_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-PROBE = """<script>addEventListener("load", () => parent.postMessage(JSON.stringify({
+# Half a second of the browser's own time after it has loaded: on a busy machine the first layout may be another.
+PROBE = """<script>addEventListener("load", () => setTimeout(() => parent.postMessage(JSON.stringify({
 wide: document.documentElement.scrollWidth, seen: innerWidth, images: document.images.length,
-bad: [...document.images].filter(i => !i.naturalWidth || i.width < 540).map(i => i.alt)}), "*"));</script>"""
+bad: [...document.images].filter(i => !i.naturalWidth || i.width < 540).map(i => i.alt)}), "*"), 500));</script>"""
 FRAME = """<iframe width="390" height="844" style="border: 0" srcdoc="PAGE"></iframe>
 <script>addEventListener("message", e => { document.title = e.data; });</script>"""
 
