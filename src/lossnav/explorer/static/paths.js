@@ -50,7 +50,7 @@ Explorer.paths = (() => {
     panels.summary(found);
     costs();
   }), 160);
-  const costs = later(() => Explorer.costs.draw(latest.path), 120);
+  const costs = later(() => latest.path && Explorer.costs.draw(latest.path), 120);
   const rules = later(() => (state.values.rules.length ? ask("rules", (found) => { latest.rules = found; panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : noRules()), 140);
   const noRules = () => { panels.ranking({ rows: [], J: null, T: 0, dt: 0, why: "" }); Explorer.fill("ranking", Explorer.make("p", { class: "note" }, "Choose a rule to compare.")); return map.setRules({ rows: [] }); };
   const equations = later(() => ask("equations", (found) => { latest.equations = found; panels.equations(found); }), 200);
