@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -61,11 +62,13 @@ class PermutedImages(Stream):
             yield x, y.reshape(self.steps, self.batch_size)
 
     @property
+    @abc.abstractmethod
     def _permuted(self) -> int:
-        raise NotImplementedError
+        """How many things are put in a new order."""
 
+    @abc.abstractmethod
     def _changed(self, images: Tensor, classes: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Images and classes in the order of a task."""
 
     def score(self, said: Tensor, targets: Tensor) -> Tensor:
         """Whether the class that was called most likely is right."""
