@@ -274,7 +274,7 @@ def test_reproduction_does_not_import_torch():
 PROBE = """<script>addEventListener("load", () => setInterval(() => parent.postMessage(JSON.stringify({
 wide: document.documentElement.scrollWidth, seen: innerWidth, images: document.images.length,
 over: [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1
-&& !e.closest(".wide, .formula, figure")).slice(0, 5).map(e => e.outerHTML.slice(0, 80)),
+&& !e.closest(".wide, .math, .picture")).slice(0, 5).map(e => e.outerHTML.slice(0, 80)),
 bad: [...document.images].filter(i => !i.naturalWidth || i.width < 540).map(i => i.alt)}), "*"), 500));</script>"""
 FRAME = """<iframe width="390" height="844" style="border: 0" srcdoc="PAGE"></iframe>
 <script>let n = 0; addEventListener("message", e => { if (n++ < 8) document.title = e.data; });</script>"""
