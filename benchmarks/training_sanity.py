@@ -53,10 +53,15 @@ class RootInside(torch.optim.Optimizer):
                 p.sub_(group["lr"] * p.grad / torch.sqrt(v + group["eps"]))
 
 
+PLAIN = {"saturation": 0.0, "nesterov": False}
+"""What makes our rules the known ones."""
+
+
 def pairs(*, adam, soap, ballistic):
     """What is compared, with the learning rate of each pair."""
     found = [
-        ("Navigator / torch Adam", lambda p: Navigator(p, adam), lambda p: torch.optim.Adam(p, adam)),
+        ("Navigator / torch Adam", lambda p: Navigator(p, adam, (0.9, 0.999), **PLAIN),
+         lambda p: torch.optim.Adam(p, adam)),
         ("Ballistic / RMSprop, eps under the root", lambda p: Ballistic(p, ballistic, beta2=0.99),
          lambda p: RootInside(p, ballistic, beta2=0.99)),
     ]  # fmt: skip
@@ -67,7 +72,7 @@ def pairs(*, adam, soap, ballistic):
         return found
     kronecker = (
         "KroneckerNavigator / SOAP",
-        lambda p: KroneckerNavigator(p, soap, refresh=10),
+        lambda p: KroneckerNavigator(p, soap, (0.95, 0.95), refresh=10, **PLAIN),
         lambda p: SOAP(p, lr=soap, weight_decay=0.0, precondition_frequency=10),
     )
     return [found[0], kronecker, found[1]]

@@ -134,13 +134,13 @@ def typical(n: Numbers, old: Tensor, level: Tensor) -> Tensor:
 def scale_sum(form: Form, n: Numbers, g: Tensor, m: Tensor | None, v: Tensor) -> Tensor:
     """The sum of v-hat that the typical one is the mean of: before this gradient, or at the first."""
     if n.before:
-        return n.before * v.sum(dtype=torch.float64)
+        return n.before * v.sum().double()
     seen = n.left * (g - m) if form.centred and m is not None else g
-    return n.level * (n.keep * v + n.add * (seen * seen)).sum(dtype=torch.float64)
+    return n.level * (n.keep * v + n.add * (seen * seen)).sum().double()
 
 
 def _mean(v: Tensor) -> Tensor:
-    return v.sum() / max(v.numel(), 1)
+    return v.mean() if v.numel() else v.sum()
 
 
 def advance(
@@ -182,6 +182,7 @@ def advance_lists(
 ) -> None:  # fmt: skip
     """The same in place, for tensors of one group, device and dtype."""
     n = ns[0]  # what does not depend on the number of the step
+    same = all(each is n for each in ns)  # one number for all is quicker than a list of them
     f: Any = torch
     if n.shrink != 1:
         f._foreach_mul_(xs, n.shrink)
@@ -189,21 +190,16 @@ def advance_lists(
     if form.centred:
         seen = f._foreach_sub(gs, ms)
         f._foreach_mul_(seen, n.left)
-    scales: list[Tensor] = []  # in units of v, not of v-hat
-    if typicals is not None:
-        scales = [scale / each.level for each, scale in zip(ns, typicals, strict=True)]
-    elif form.scaled:
-        scales = [each.before / each.level * _mean(v) for each, v in zip(ns, vs, strict=True)]
+    means = torch.stack(typicals or [_mean(v) for v in vs]) if form.scaled else None
     f._foreach_mul_(vs, n.keep)
     f._foreach_addcmul_(vs, seen, seen, n.add)
-    if form.scaled and typicals is None:
-        pairs = zip(ns, vs, scales, strict=True)
-        scales = [_or_one(scale if each.before else _mean(v)) for each, v, scale in pairs]
+    if means is not None:
+        scales = _scales(ns, means, vs, known=typicals is not None)
     # sqrt(level) is taken out of D, so that v needs no pass of its own.
     roots = [math.sqrt(each.level) for each in ns]
     used, sizes = ms, [each.size for each in ns]
     if form.kalman:
-        K = f._foreach_mul(f._foreach_div(vs, scales), n.noise)
+        K = f._foreach_mul(f._foreach_div(vs, scales.unbind()), n.noise)
         f._foreach_add_(K, 1.0)
         f._foreach_sqrt_(K)
         f._foreach_add_(K, 1.0)
@@ -215,27 +211,49 @@ def advance_lists(
             used = f._foreach_lerp(ms, gs, K)
     elif form.remembers:
         f._foreach_lerp_(ms, gs, n.gain)
-        if form.nesterov:
-            used = f._foreach_mul(ms, sizes)
-            f._foreach_add_(used, f._foreach_mul(gs, [each.ahead for each in ns]))
-            sizes = [1.0] * len(ns)
+        if form.nesterov:  # one pass: what is ahead is a part of the whole size
+            sizes = [each.size + each.ahead for each in ns]
+            part = [each.ahead / (each.size + each.ahead or 1.0) for each in ns]
+            if same:
+                used = f._foreach_lerp(ms, gs, part[0])
+            else:
+                used = [torch.lerp(*each) for each in zip(ms, gs, part, strict=True)]
     else:
         used = gs
     under = n.gamma**2 + n.inside
     if under:
-        D = f._foreach_add(vs, [under / each.level for each in ns])
+        D = f._foreach_add(vs, _short(same, [under / each.level for each in ns]))
         f._foreach_sqrt_(D)
     else:
         D = f._foreach_sqrt(vs)
     if n.gamma + n.eps:
-        f._foreach_add_(D, [(n.gamma + n.eps) / root for root in roots])
+        f._foreach_add_(D, _short(same, [(n.gamma + n.eps) / root for root in roots]))
     if form.saturated:
-        bent = f._foreach_div(vs, f._foreach_sqrt(scales))
-        f._foreach_add_(D, bent, alpha=n.bend)
+        bends = n.bend * scales.rsqrt()
+        if bends.device.type == "cpu":  # the other way is slow there
+            for d, v, bend in zip(D, vs, bends.tolist(), strict=True):
+                d.add_(v, alpha=bend)
+        else:
+            f._foreach_addcmul_(D, vs, bends.unbind())
     for d in D if form.guarded else []:
         d.masked_fill_(d == 0, math.inf)
     values = [-size / root for size, root in zip(sizes, roots, strict=True)]
-    f._foreach_addcdiv_(xs, used, D, values)
+    f._foreach_addcdiv_(xs, used, D, _short(same, values))
+
+
+def _short(same: bool, numbers: list[float]) -> Any:
+    return numbers[0] if same else numbers
+
+
+def _scales(ns: list[Numbers], means: Tensor, vs: list[Tensor], *, known: bool) -> Tensor:
+    """The typical v of each tensor in units of its v, from the means of v before, or of v-hat if known."""
+    ratios = [1 / n.level if known else n.before / n.level for n in ns]
+    same = all(n is ns[0] for n in ns)
+    scales = means * (ratios[0] if same else torch.tensor(ratios).to(means))
+    if not (known or all(n.before for n in ns)):
+        first = torch.tensor([not n.before for n in ns], device=means.device)
+        scales = torch.where(first, torch.stack([_mean(v) for v in vs]), scales)
+    return _or_one(scales)
 
 
 def _or_one(x: Any) -> Any:

@@ -51,6 +51,8 @@ def _dense(grad: Tensor) -> Tensor:
 
 
 def _sum(grad: Tensor) -> Tensor:
-    # A sum of half-precision numbers would overflow all the time.
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    return grad.sum(dtype=wide)
+    if grad.dtype in (torch.float32, torch.float64):
+        return grad.sum()
+    return grad.sum(
+        dtype=torch.float32
+    )  # that of half-precision numbers would overflow all the time

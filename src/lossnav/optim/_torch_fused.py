@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lossnav.optim._torch_diagonal import Form, Numbers
 from lossnav.optim._torch_finite import all_finite
+from lossnav.optim._torch_shards import splits, totals
 from lossnav.optim._torch_threads import spread
 
 Group = dict[str, Any]
@@ -46,12 +47,15 @@ class Plan:
         xs, ms, vs: Parameters, means and variances, real, on a CPU; no means if the form does not
             remember.
         before: A plan that may know the sum of some of the variances.
+        wholes: The variances as they are sharded over processes, if they are: the typical one is the mean of a
+            whole, so all processes look and step together.
     """
 
     def __init__(
         self, form: Form, maximize: bool, xs: list[Tensor], ms: list[Tensor], vs: list[Tensor],
-        before: Plan | None = None,
+        before: Plan | None = None, wholes: list[Tensor] | None = None,
     ) -> None:  # fmt: skip
+        self.splits = splits(wholes or [])
         self.form, self.maximize = self.kind = form, maximize
         self.xs, self.ms, self.vs = xs, ms, vs
         self.double = vs[0].dtype == torch.float64
@@ -79,6 +83,8 @@ class Plan:
             self.sums.ctypes.data,
         ], dtype=np.int64)  # fmt: skip
         self.scaled = False
+        counts = lengths if wholes is None else [_reals(t) for t in wholes]
+        self.counts = np.maximum(counts, 1)
         self.totals: Floats = np.full(len(vs), np.nan)
         self.versions = [v._version for v in vs]
         if before is not None:
@@ -155,7 +161,9 @@ class Plan:
             self.totals = self._summed()
         old = before * np.where(before > 0, self.totals, 0.0)
         sums = old if new is None else np.where(before > 0, old, level * new)
-        scale = sums / np.maximum(self.table[:, 4], 1)
+        if self.splits:
+            sums = totals(self.splits, torch.from_numpy(sums)).numpy()
+        scale = sums / self.counts
         scale[~((scale > 0) & (scale < np.inf))] = 1.0
         self.numbers[:, 8] /= scale
         self.numbers[:, 14] /= np.sqrt(scale)
@@ -196,6 +204,10 @@ class Plan:
             function = kernels().kernel(name + ("64" if self.double else "32"))
             threads = min(torch.get_num_threads(), self.blocks)
             spread(function.address, self.head.ctypes.data, threads)
+
+
+def _reals(t: Tensor) -> int:
+    return t.numel() * (2 if t.is_complex() else 1)
 
 
 def _alike(t: Tensor, v: Tensor) -> bool:

@@ -67,21 +67,34 @@ def agreed(good: bool, over: list[Any]) -> bool:
     return good
 
 
-def totals(tensors: list[Tensor], sums: Tensor) -> Tensor:
+Split = tuple[Any, Tensor]
+"""A group of processes, and which of some tensors are cut up between them."""
+
+
+def splits(tensors: list[Tensor]) -> list[Split]:
+    """The groups that hold parts of these tensors: one for each axis of each mesh that cuts any."""
+    found: list[Split] = []
+    for mesh in meshes(tensors):
+        for axis in range(mesh.ndim):
+            cut = torch.tensor([
+                getattr(t, "device_mesh", None) == mesh and t.placements[axis].is_shard() for t in tensors
+            ])  # fmt: skip
+            if cut.any():
+                found.append((mesh.get_group(axis), cut.to(mesh.device_type)))
+    return found
+
+
+def totals(over: list[Split], sums: Tensor) -> Tensor:
     """The sums over whole tensors, from the sum over the part of each that this process holds.
 
-    All tensors are sharded over one mesh. Every process must ask; the answer is one message for each
-    axis of the mesh, however many tensors there are.
+    Every process must ask; the answer is one message for each of the `splits`, however many tensors there are.
     """
-    import torch.distributed as dist
+    for group, cut in over:
+        import torch.distributed as dist
 
-    mesh = tensors[0].device_mesh
-    for axis in range(mesh.ndim):
-        split = [tensor.placements[axis].is_shard() for tensor in tensors]
-        if any(split):
-            over = sums.clone()
-            dist.all_reduce(over, group=mesh.get_group(axis))
-            sums = torch.where(torch.tensor(split, device=sums.device), over, sums)
+        whole = sums.clone()
+        dist.all_reduce(whole, group=group)
+        sums = torch.where(cut, whole, sums)
     return sums
 
 

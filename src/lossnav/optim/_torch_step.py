@@ -12,7 +12,7 @@ from lossnav.optim import _torch_diagonal as family
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
 from lossnav.optim._torch_diagonal import Form, Numbers
 from lossnav.optim._torch_fused import Plan, fused_adamw, is_adamw, kernels
-from lossnav.optim._torch_shards import local, meshes, totals
+from lossnav.optim._torch_shards import is_sharded, local, splits, totals
 
 LARGE = 1 << 20
 """From this many coordinates on, compiling a kernel is worth while if nothing else was asked for."""
@@ -47,7 +47,9 @@ class DiagonalOptimizer(NavigatorBase):
     def _finite(self, batches: list[Batch]) -> bool:
         found = [(batch, self._load(batch)) for batch in batches]
         self._loaded = tuple(id(batch[0]) for batch, plans in found if plans)
-        good = all(plan.look() for _, plans in found for plan in plans)
+        # All of them look: the plans of sharded tensors send messages, which every process must answer.
+        looked = [plan.look() for _, plans in found for plan in plans]
+        good = all(looked)
         good = good and super()._finite([batch for batch, plans in found if not plans])
         if not good:
             for _, plans in found:
@@ -61,30 +63,33 @@ class DiagonalOptimizer(NavigatorBase):
         form = self._form(group)
         if _way(form, group, params) != "kernel":
             return []
+        wholes = memory[-1] if any(map(is_sharded, memory[-1])) else None
         xs, gs, *held = params, grads, *memory
+        if wholes is not None:
+            xs, gs, *held = (local(column) for column in (xs, gs, *held))
         if any(theta.is_complex() for theta in params):
             xs, gs, *held = (_real(column) for column in (xs, gs, *held))
         times = [t + 1 for t in torch.stack(steps).tolist()]
         ns = numbers_of(form, self._settings(group), times)
         kinds = {v.dtype for v in held[-1]}
         if len(kinds) == 1:
-            parts = [(ns, gs, xs, held)]
+            parts = [(ns, gs, xs, wholes, held)]
         else:
-            columns = [ns, gs, xs, *held]
+            columns = [ns, gs, xs, wholes or held[-1], *held]
             parts = []
             for dtype in sorted(kinds, key=str):
                 chosen = [i for i, v in enumerate(held[-1]) if v.dtype == dtype]
-                n, g, x, *rest = ([column[i] for i in chosen] for column in columns)
-                parts.append((n, g, x, rest))
+                n, g, x, w, *rest = ([column[i] for i in chosen] for column in columns)
+                parts.append((n, g, x, w if wholes else None, rest))
         if self._plans is None:
             self._plans = {}
         old = self._plans.get(id(group), [])
         plans = []
-        for number, (n, g, x, rest) in enumerate(parts):
+        for number, (n, g, x, whole, rest) in enumerate(parts):
             m, v = rest[0] if form.remembers else [], rest[-1]
             plan = old[number] if number < len(old) else None
             if plan is None or not plan.serves(form, group["maximize"], x, m, v):
-                plan = Plan(form, group["maximize"], x, m, v, plan)
+                plan = Plan(form, group["maximize"], x, m, v, plan, whole)
             plan.load(n, g)
             plans.append(plan)
         self._plans[id(group)] = plans
@@ -93,21 +98,21 @@ class DiagonalOptimizer(NavigatorBase):
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group = batch[0]
         form = self._form(group)
+        planned = id(group) in self._loaded
+        if ok is None and (planned or _way(form, group, batch[1]) == "kernel"):
+            for plan in (self._plans or {})[id(group)] if planned else self._load(batch):
+                plan.step()
+            _count(batch[3][0])
+            return
         typicals = None
         if ok is None and form.scaled and not group["differentiable"] and not traced(group):
             batch, typicals = _shards(form, self._settings(group), batch)
         _, params, grads, (steps, *memory) = batch
-        planned = id(group) in self._loaded
-        way = "single" if ok is not None else "kernel" if planned else _way(form, group, params)
+        way = "single" if ok is not None else _way(form, group, params)
         if typicals is not None:
             way = "single" if way == "single" else "lists"
         if way == "single":
             self._one_by_one(form, batch, ok, typicals)
-            return
-        if way == "kernel":
-            for plan in (self._plans or {})[id(group)] if planned else self._load(batch):
-                plan.step()
-            _count(steps)
             return
         _count(steps)
         if way == "torch":
@@ -160,8 +165,7 @@ def _shards(form: Form, group: Group, batch: Batch) -> tuple[Batch, list[Tensor]
     """The part of a batch held here, and the typical v of each tensor where some are sharded."""
     _, params, grads, columns = batch
     steps, *memory = columns
-    over = meshes(memory[-1])
-    if not over:
+    if not any(map(is_sharded, memory[-1])):
         return batch, None
     here = [local(params), local(grads), *(local(column) for column in columns)]
     real = [_real(column) for column in (here[1], *here[3:])]
@@ -170,9 +174,7 @@ def _shards(form: Form, group: Group, batch: Batch) -> tuple[Batch, list[Tensor]
         family.scale_sum(form, n, g.to(v.dtype), m[0] if m else None, v)
         for n, g, *m, v in zip(ns, *real, strict=True)
     ])  # fmt: skip
-    for mesh in over:
-        chosen = [i for i, v in enumerate(memory[-1]) if getattr(v, "device_mesh", None) == mesh]
-        sums[chosen] = totals([memory[-1][i] for i in chosen], sums[chosen])
+    sums = totals(splits(memory[-1]), sums)
     counts = [max(v.numel() * (2 if v.is_complex() else 1), 1) for v in memory[-1]]
     means = sums / torch.tensor(counts, device=sums.device)
     typicals = torch.where((means > 0) & means.isfinite(), means, 1.0).unbind()
@@ -186,7 +188,7 @@ def _way(form: Form, group: Group, params: list[Tensor]) -> str:
     if group["differentiable"] or traced(group):
         return "single"
     if fused is None and foreach is None:
-        if not all(type(p) in (Tensor, torch.nn.Parameter) for p in params):
+        if not all(map(_plain, params)):
             return "lists"
         large = sum(p.numel() for p in params) >= LARGE
         return "kernel" if large and _on_cpu(params) and kernels() is not None else "lists"
@@ -207,7 +209,12 @@ def _way(form: Form, group: Group, params: list[Tensor]) -> str:
 
 
 def _on_cpu(params: list[Tensor]) -> bool:
-    return all(p.device.type == "cpu" and type(p) in (Tensor, torch.nn.Parameter) for p in params)
+    return all(p.device.type == "cpu" and _plain(p) for p in params)
+
+
+def _plain(p: Tensor) -> bool:
+    """Whether a tensor, or the part of it that is held here, is memory and nothing else."""
+    return type(getattr(p, "_local_tensor", p)) in (Tensor, torch.nn.Parameter)
 
 
 def _count(steps: list[Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
 from lossnav.optim._torch_examples import Examples
-from lossnav.optim._torch_shards import is_sharded, local, meshes, totals, whole
+from lossnav.optim._torch_shards import is_sharded, local, splits, totals, whole
 from lossnav.optim._torch_step import LARGE, _pieces, _real
 from lossnav.optim._torch_uncertain_step import (
     Layer,
@@ -235,7 +235,7 @@ class UncertainBase(NavigatorBase):
         ]  # fmt: skip
         if not chosen:
             return
-        over = meshes(whole[i] for i in chosen)
+        over = splits([whole[i] for i in chosen])
         if ok is None and not over and not traced(group):
             for i in chosen:
                 n = columns[0][i].item() - (seen[i][0] is None)  # a pair needs a gradient before it
@@ -244,10 +244,7 @@ class UncertainBase(NavigatorBase):
                     average += gain * (float(new) - average.item())
             return
         found = [_stacked([torch.as_tensor(sums[i][j]) for i in chosen]) for j in (0, 1)]  # type: ignore[index]
-        for mesh in over:
-            on = [n for n, i in enumerate(chosen) if getattr(whole[i], "device_mesh", None) == mesh]
-            for part in found:
-                part[on] = totals([whole[chosen[n]] for n in on], part[on])
+        found = [totals(over, part) for part in found]
         late = [float(seen[i][0] is None) for i in chosen]
         times = _stacked([columns[0][i] for i in chosen]).to(found[0].device)
         times = times - torch.tensor(late, dtype=times.dtype, device=times.device)
