@@ -502,3 +502,39 @@ def test_a_skipped_step_forgets_its_examples():
         train(model, optimizer, 2, first=2)
         results.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(p, q) for p, q in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["squared-batch", "ggn"])
+def test_large_tensors_go_by_blocks_on_several_threads(kind, dtype):
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(300, 250), (0,), (3, 5), (40_000,)]  # more than two blocks, none, and one or two
+    start = [torch.randn(shape, generator=rng, dtype=dtype) for shape in shapes]
+    models = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for fused in (True, False):
+            rng.manual_seed(1)
+            params = [torch.nn.Parameter(x.clone()) for x in start]
+            optimizer = WeightUncertainty(
+                params,
+                batch_size=8,
+                curvature=kind,
+                prior_variance=0.1,
+                fused=fused,
+                foreach=not fused,
+            )
+            for _ in range(4):
+                for p in params:
+                    p.grad = 0.1 * torch.randn(p.shape, generator=rng, dtype=dtype)
+                squares = {p: p.grad**2 + 0.1 for p in params}
+                if kind == "ggn":
+                    optimizer.observe(squares, squares, batch_size=8)
+                optimizer.step()
+            models[fused] = optimizer.state_dict()["state"], params
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(models[True][1], models[False][1])
+    for i, state in models[True][0].items():
+        torch.testing.assert_close(state, models[False][0][i], rtol=1e-5, atol=1e-8)

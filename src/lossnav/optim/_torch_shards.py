@@ -76,11 +76,12 @@ def splits(tensors: list[Tensor]) -> list[Split]:
     found: list[Split] = []
     for mesh in meshes(tensors):
         for axis in range(mesh.ndim):
-            cut = torch.tensor([
-                getattr(t, "device_mesh", None) == mesh and t.placements[axis].is_shard() for t in tensors
-            ])  # fmt: skip
-            if cut.any():
-                found.append((mesh.get_group(axis), cut.to(mesh.device_type)))
+            cut = [
+                getattr(t, "device_mesh", None) == mesh and t.placements[axis].is_shard()
+                for t in tensors
+            ]
+            if any(cut):
+                found.append((mesh.get_group(axis), torch.tensor(cut, device=mesh.device_type)))
     return found
 
 

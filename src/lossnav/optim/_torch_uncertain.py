@@ -15,7 +15,7 @@ from lossnav.optim._torch_base import Group
 from lossnav.optim._torch_examples import Examples, Loss
 from lossnav.optim._torch_shards import is_sharded
 from lossnav.optim._torch_uncertain_base import UncertainBase
-from lossnav.optim._torch_uncertain_step import compiled
+from lossnav.optim._torch_uncertain_plan import kernels
 
 CURVATURES = ("squared-batch", "fisher", "ggn")
 RATES = ("curvature_rate", "signal_rate", "prior_rate", "return_rate")
@@ -64,8 +64,8 @@ class WeightUncertainty(UncertainBase):
             distribution (Langevin), 0 is none.
         reset: Redraw units, rows of a matrix, that are free: whose mean :math:`v/v_0` has reached this. See below.
         maximize, foreach, capturable, nonfinite: As in `Navigator`.
-        fused: One pass over memory, compiled by numba at the first step, for ``"squared-batch"`` without
-            inertia and noise on a CPU; all else goes as ``foreach``. None takes it from a million parameters on.
+        fused: One pass over memory, compiled by numba at the first step and kept on disk, without inertia and
+            noise on a CPU; all else goes as ``foreach``. None takes it where numba (the extra ``fast``) is there.
 
     *Resets.* Continual backprop redraws units that contribute little to their layer's outputs, with a rate and an
     age to protect new ones. Here a unit is free when its weights' variances have come back to the prior's:
@@ -147,7 +147,7 @@ class WeightUncertainty(UncertainBase):
                 f"reset is {group['reset']:.6g}, but it is a share of the prior variance: use a number "
                 "from 0 to 1, such as 0.99, or None."
             )
-        if group["fused"] and compiled() is None:
+        if group["fused"] and kernels() is None:
             raise RuntimeError(
                 "fused=True needs numba: pip install 'lossnav[fast]', or leave fused=None."
             )

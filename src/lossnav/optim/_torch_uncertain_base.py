@@ -10,22 +10,11 @@ from torch import Tensor
 
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
 from lossnav.optim._torch_examples import Examples
-from lossnav.optim._torch_shards import is_sharded, local, splits, totals, whole
-from lossnav.optim._torch_step import LARGE, _pieces, _real
-from lossnav.optim._torch_uncertain_step import (
-    Layer,
-    Sums,
-    advance,
-    advance_compiled,
-    advance_lists,
-    compiled,
-    plain_shares,
-    shares,
-    simple,
-)
-
-Seen = list[tuple[Tensor | None, Tensor | None]]
-"""For each parameter, squares of its examples' gradients and the curvature that was measured."""
+from lossnav.optim._torch_shards import is_sharded, local, whole
+from lossnav.optim._torch_step import _pieces, _real
+from lossnav.optim._torch_uncertain_plan import Plan, kernels, suits
+from lossnav.optim._torch_uncertain_signal import Seen, plain_shares, remember, shares, stacked
+from lossnav.optim._torch_uncertain_step import Layer, Sums, advance, advance_lists, redraw
 
 
 class UncertainBase(NavigatorBase):
@@ -37,6 +26,8 @@ class UncertainBase(NavigatorBase):
     )  # fmt: skip
     _examples: Examples | None = None
     _observed: tuple[Mapping[Tensor, Tensor], Mapping[Tensor, Tensor], float] | None = None
+    _plans: dict[int, Plan] | None = None
+    """Of each group whose step is compiled; kept from step to step."""
     _now: list[tuple[Group, list[Tensor], Seen]] = []  # noqa: RUF012  (set anew by each step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -115,7 +106,7 @@ class UncertainBase(NavigatorBase):
         balanced = [batch for batch in batches if batch[0]["balance"]]
         averages = [[t for batch in balanced for t in batch[3][i]] for i in (7, 8)]
         if any(traced(batch[0]) for batch in batches):
-            qs = iter(shares(*map(_stacked, averages)).unbind() if averages[0] else ())
+            qs = iter(shares(*map(stacked, averages)).unbind() if averages[0] else ())
         else:
             qs = iter(plain_shares(*([t.item() for t in part] for part in averages)))
         for group, _, _, columns in batches:
@@ -161,107 +152,84 @@ class UncertainBase(NavigatorBase):
         group, _, _, columns = batch
         size = self._batch(group)
         whole, seen = next((xs, found) for other, xs, found in self._now if other is group)
-        layers = self._layers(batch, seen)
-        steps, weights, v0s = columns[0], columns[6], columns[5]
         K = group["k"] * size
-        single = ok is not None or traced(group) or group["foreach"] is False
-        if single or group["inertia"] or group["noise"]:
-            lr: Any = group["lr"]
-            sums = []
-            for layer, c, v0 in zip(layers, weights, v0s, strict=True):
-                at = layer.x.device
-                rate = lr.reshape(()).to(at) if isinstance(lr, Tensor) else lr
-                fine = None if ok is None else ok.to(at)
-                sums.append(advance(group, layer, rate, K, c.to(at), v0.to(at), size, fine))
+        plan = self._planned(batch) if ok is None else None
+        if plan is not None:
+            cs, v0s = ([t.item() for t in column] for column in (columns[6], columns[5]))
+            squares = [pair[0] if group["balance"] else None for pair in seen]
+            curvature = [pair[1] for pair in seen]
+            grads = self._gradients(batch)
+            sums = plan.step(group, grads, curvature, squares, K, cs, v0s, size)
+            torch._foreach_add_(columns[0], 1.0)
         else:
-            sums = self._by_lists(group, layers, K, weights, v0s, size)
-        for step in steps:
-            step += 1 if ok is None else ok.to(step.device)
-        self._remember(group, whole, seen, columns, sums, size, ok)
+            sums = self._by_tensors(batch, seen, K, size, ok)
+            for step in columns[0]:
+                step += 1 if ok is None else ok.to(step.device)
+        remember(group, whole, seen, columns, sums, size, ok)
         if group["reset"] is not None:
-            _redraw(group, layers, columns, ok)
+            redraw(group, self._layers(batch, seen), columns, ok)
 
-    def _layers(self, batch: Batch, seen: Seen) -> list[Layer]:
-        group, params, grads, columns = batch
-        sign = -1.0 if group["maximize"] else 1.0
+    def _planned(self, batch: Batch) -> Plan | None:
+        """The plan of a group whose step is compiled; None if it goes another way."""
+        group, params, _, columns = batch
+        if group["fused"] is False or group["inertia"] or group["noise"] or traced(group):
+            return None
+        if not group["fused"] and (group["foreach"] is not None or kernels() is None):
+            return None
+        if self._plans is None:
+            self._plans = {}
+        held = params, *columns[1:5]
+        plan = self._plans.get(id(group))
+        if plan is None or not plan.serves(*held):
+            if not suits(list(held[:4])):
+                return None
+            plan = self._plans[id(group)] = Plan(*held)
+        return plan
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        """Of the mean loss, to be descended."""
+        sign = -1.0 if batch[0]["maximize"] else 1.0
         watch = self._examples
         if watch is not None and watch.count and watch.reduction == "sum":
             sign /= watch.count
+        return batch[2] if sign == 1 else [grad * sign for grad in batch[2]]
+
+    def _by_tensors(
+        self, batch: Batch, seen: Seen, K: float, size: float, ok: Tensor | None
+    ) -> list[Sums]:
+        group, _, _, columns = batch
+        layers, weights, v0s = self._layers(batch, seen), columns[6], columns[5]
+        single = ok is not None or traced(group) or group["foreach"] is False
+        sums: list[Sums] = [None] * len(layers)
+        if single or group["inertia"] or group["noise"]:
+            lr: Any = group["lr"]
+            for i, (layer, c, v0) in enumerate(zip(layers, weights, v0s, strict=True)):
+                at = layer.x.device
+                rate = lr.reshape(()).to(at) if isinstance(lr, Tensor) else lr
+                fine = None if ok is None else ok.to(at)
+                sums[i] = advance(group, layer, rate, K, c.to(at), v0.to(at), size, fine)
+            return sums
+        cs, vs = ([t.item() for t in column] for column in (weights, v0s))
+        for some in _pieces([[layer.x for layer in layers]]):
+            part = [layers[i] for i in some]
+            weighed, spread = ([column[i] for i in some] for column in (cs, vs))
+            found = advance_lists(group, part, float(group["lr"]), K, weighed, spread, size)
+            for i, pair in zip(some, found, strict=True):
+                sums[i] = pair
+        return sums
+
+    def _layers(self, batch: Batch, seen: Seen) -> list[Layer]:
+        group, params, _, columns = batch
         layers = []
-        for i, (theta, grad) in enumerate(zip(params, grads, strict=True)):
+        for i, (theta, grad) in enumerate(zip(params, self._gradients(batch), strict=True)):
             x, g, h, prior, start = _real([theta, grad, *(columns[j][i] for j in (1, 2, 3))])
-            g = g.to(h.dtype) if sign == 1 else g.to(h.dtype) * sign
             last = _real([columns[4][i]])[0]
             squares, curvature = (None if t is None else t.to(h) for t in seen[i])
             squares = squares if group["balance"] else None
             pairs = group["balance"] and squares is None and last.shape == g.shape
+            g = g.to(h.dtype)
             layers.append(Layer(x, g, h, prior, start, last if pairs else None, curvature, squares))
         return layers
-
-    def _by_lists(
-        self, group: Group, layers: list[Layer], K: float, weights: list[Tensor],
-        v0s: list[Tensor], size: float,
-    ) -> list[Sums]:  # fmt: skip
-        lr = float(group["lr"])
-        cs, vs = [c.item() for c in weights], [v.item() for v in v0s]
-        sums: list[Sums] = [None] * len(layers)
-        large = sum(layer.x.numel() for layer in layers) >= LARGE
-        fused = group["fused"] or (group["fused"] is group["foreach"] is None and large)
-        ways = [(advance_lists, list(range(len(layers))))]
-        if fused and compiled() is not None:
-            apart = [simple(layer) for layer in layers]
-            ways = [
-                (advance_compiled, [i for i, alone in enumerate(apart) if alone]),
-                (advance_lists, [i for i, alone in enumerate(apart) if not alone]),
-            ]
-        for way, places in ways:
-            for some in _pieces([[layers[i].x for i in places]]) if places else ():
-                chosen = [places[n] for n in some]
-                part = [layers[i] for i in chosen]
-                weighed, spread = [cs[i] for i in chosen], [vs[i] for i in chosen]
-                found = way(group, part, lr, K, weighed, spread, size)
-                for i, pair in zip(chosen, found, strict=True):
-                    sums[i] = pair
-        return sums
-
-    def _remember(
-        self, group: Group, whole: list[Tensor], seen: Seen, columns: list[list[Tensor]],
-        sums: list[Sums], size: float, ok: Tensor | None,
-    ) -> None:  # fmt: skip
-        """The averages behind q, from the sums of this step."""
-        one = size <= 1  # the squares of one example say nothing of noise
-        chosen = [
-            i for i, pair in enumerate(sums) if pair is not None and not (one and seen[i][0] is not None)
-        ]  # fmt: skip
-        if not chosen:
-            return
-        over = splits([whole[i] for i in chosen])
-        if ok is None and not over and not traced(group):
-            for i in chosen:
-                n = columns[0][i].item() - (seen[i][0] is None)  # a pair needs a gradient before it
-                gain = max(group["signal_rate"], 1 / n) if n >= 1 else 0.0
-                for average, new in zip((columns[7][i], columns[8][i]), sums[i], strict=True):  # type: ignore[arg-type]
-                    average += gain * (float(new) - average.item())
-            return
-        found = [_stacked([torch.as_tensor(sums[i][j]) for i in chosen]) for j in (0, 1)]  # type: ignore[index]
-        found = [totals(over, part) for part in found]
-        late = [float(seen[i][0] is None) for i in chosen]
-        times = _stacked([columns[0][i] for i in chosen]).to(found[0].device)
-        times = times - torch.tensor(late, dtype=times.dtype, device=times.device)
-        gains = (1 / times.clamp(min=1)).clamp(min=group["signal_rate"])
-        gains = torch.where(times >= 1, gains, 0.0)
-        for j, new in zip((7, 8), found, strict=True):
-            averages = [columns[j][i] for i in chosen]
-            old = _stacked(averages).to(new.device)
-            new = new if ok is None else torch.where(ok.to(new.device), new, old)
-            for average, value in zip(averages, (old + gains * (new - old)).unbind(), strict=True):
-                average.copy_(value)
-
-
-def _stacked(numbers: list[Tensor]) -> Tensor:
-    home = numbers[0].device
-    wide = torch.float32 if home.type == "mps" else torch.float64
-    return torch.stack([t.to(home, wide) for t in numbers])
 
 
 def _mean_square(theta: Tensor) -> float:
@@ -286,23 +254,3 @@ def _over_processes(found: Seen) -> None:
         for tensor in {id(t): t for pair in found for t in pair if t is not None}.values():
             dist.all_reduce(tensor)
             tensor /= count
-
-
-def _redraw(
-    group: Group, layers: list[Layer], columns: list[list[Tensor]], ok: Tensor | None
-) -> None:
-    """Draw free units anew from their prior."""
-    for i, layer in enumerate(layers):
-        age = columns[9][i]
-        if not age.ndim:
-            continue
-        v0, rest = columns[5][i].to(age.device), tuple(range(1, layer.x.ndim))
-        share = 1 / (columns[6][i].to(age.device) * layer.curvature * v0 + 1)
-        age += 1
-        free = (share.mean(rest) >= group["reset"]) & (age * group["curvature_rate"] > 1)
-        if ok is not None:
-            free = free & ok.to(free.device)
-        drawn = layer.prior + v0.sqrt() * torch.randn_like(layer.prior)
-        mask = free.reshape(-1, *(1 for _ in rest))
-        layer.x.copy_(torch.where(mask, drawn, layer.x.to(drawn.dtype)))
-        age.copy_(torch.where(free, 0.0, age))

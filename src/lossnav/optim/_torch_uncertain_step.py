@@ -21,8 +21,6 @@ from torch import Tensor
 
 from lossnav.optim._torch_base import Group
 
-LEAST = 0.01
-"""A layer's gradient is taken to be signal for this share at least."""
 MOST = 1e28
 """Curvature ends here, so that no product of it overflows in single precision."""
 
@@ -127,50 +125,6 @@ def advance_lists(
     return sums
 
 
-def compiled() -> Any:
-    """The compiled step, or None where numba cannot be used."""
-    try:
-        from lossnav.optim import _torch_uncertain_kernel
-    except (ImportError, RuntimeError):
-        return None
-    return _torch_uncertain_kernel.advance
-
-
-def simple(layer: Layer) -> bool:
-    """Whether the compiled step can take a tensor."""
-    held = [layer.x, layer.grad, layer.curvature, layer.prior, layer.start]
-    held += [] if layer.last is None else [layer.last]
-    return (
-        layer.seen is None
-        and layer.squares is None
-        and layer.x.device.type == "cpu"
-        and len({t.dtype for t in held}) == 1
-        and all(t.is_contiguous() for t in held)
-    )
-
-
-def advance_compiled(
-    group: Group, layers: list[Layer], lr: float, K: float, cs: list[float], v0s: list[float],
-    batch: float,
-) -> list[Sums]:  # fmt: skip
-    """The same in one pass over memory, of tensors that are `simple`."""
-    step, rate = compiled(), group["curvature_rate"]
-    e0, e1 = group["prior_rate"], group["return_rate"]
-    sums: list[Sums] = []
-    for layer, c, v0 in zip(layers, cs, v0s, strict=True):
-        pull = group["pull"] / (K * v0)
-        row = (1 - rate, rate * batch, c, 1 / v0, pull, lr * K, 1 - e0 - e1, e0, e1, MOST)
-        held = (layer.x, layer.grad, layer.curvature, layer.prior, layer.start)
-        arrays = [t.detach().numpy().ravel() for t in held]
-        last = arrays[0][:0] if layer.last is None else layer.last.numpy().ravel()
-        signal, pairs = step(*arrays, last, tuple(map(float, row)))
-        paired = layer.last is not None
-        sums.append((signal, signal - pairs) if paired else None)
-    # Autograd must see that these have changed: it refuses a backward pass that needs the old.
-    torch.autograd.graph.increment_version([layer.x for layer in layers])
-    return sums
-
-
 def _sums(layer: Layer, s: Tensor, batch: Any) -> Sums:
     r""":math:`\sum v g^2` and the part of it that is noise.
 
@@ -186,34 +140,21 @@ def _sums(layer: Layer, s: Tensor, batch: Any) -> Sums:
     return signal, signal - (weighed * layer.last).sum()
 
 
-def plain_shares(signal: list[float], scatter: list[float]) -> list[float]:
-    """`shares` by floats, which are quicker for a few layers.
-
-    Examples:
-        >>> [round(q, 6) for q in plain_shares([1.0, 1.0, 0.0], [0.2, 0.8, 0.0])]
-        [2.0, 0.5, 1.0]
-    """
-    logs = [
-        math.log(min(max(1 - n / s, LEAST), 1.0)) if s > 0 else None
-        for s, n in zip(signal, scatter, strict=True)
-    ]
-    known = [x for x in logs if x is not None]
-    mean = math.fsum(known) / max(len(known), 1)
-    return [1.0 if x is None else math.exp(x - mean) for x in logs]
-
-
-def shares(signal: Tensor, scatter: Tensor) -> Tensor:
-    r"""q of each layer: its share of signal :math:`1-\bar N/\bar S`, over the geometric mean of all.
-
-    A layer of which nothing is known has q = 1 and is no part of the mean.
-
-    Examples:
-        >>> shares(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.2, 0.8, 0.0]))
-        tensor([2.0000, 0.5000, 1.0000])
-    """
-    known = signal > 0
-    safe = torch.where(known, signal, 1.0)
-    r = (1 - scatter / safe).clamp(LEAST, 1.0)
-    logs = torch.where(known, r.log(), 0.0)
-    mean = logs.sum() / known.sum().clamp(min=1)
-    return torch.where(known, (logs - mean).exp(), 1.0)
+def redraw(
+    group: Group, layers: list[Layer], columns: list[list[Tensor]], ok: Tensor | None
+) -> None:
+    """Draw free units anew from their prior."""
+    for i, layer in enumerate(layers):
+        age = columns[9][i]
+        if not age.ndim:
+            continue
+        v0, rest = columns[5][i].to(age.device), tuple(range(1, layer.x.ndim))
+        share = 1 / (columns[6][i].to(age.device) * layer.curvature * v0 + 1)
+        age += 1
+        free = (share.mean(rest) >= group["reset"]) & (age * group["curvature_rate"] > 1)
+        if ok is not None:
+            free = free & ok.to(free.device)
+        drawn = layer.prior + v0.sqrt() * torch.randn_like(layer.prior)
+        mask = free.reshape(-1, *(1 for _ in rest))
+        layer.x.copy_(torch.where(mask, drawn, layer.x.to(drawn.dtype)))
+        age.copy_(torch.where(free, 0.0, age))
