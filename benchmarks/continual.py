@@ -8,11 +8,15 @@ our rule tuned as the rivals are. The table is made from the studies' CSV files 
     ratio     our error / the error of the best rival; of the errors of each seed, its mean and 95 % interval
     forgot    accuracy on a task at its end, less that one task later: ours, and the best rival's
 
-    python benchmarks/continual.py [A B C D] [--out FOLDER] [--jobs N] [--tuned] [--table]
+    python benchmarks/continual.py [A B C D] [--out FOLDER] [--jobs N] [--tuned] [--table] [--keep]
+
+What was measured last is in benchmarks/continual/results: ``--table --out benchmarks/continual/results`` prints it,
+``--keep`` puts what was run now in its place, without the curves of tuning.
 """
 
 import argparse
 import csv
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,6 +25,7 @@ from pathlib import Path
 from lossnav.studies.statistics import interval
 
 HERE = Path(__file__).parent / "continual"
+COLUMNS = ("rule", "phase", "seed", "step", "metric", "value")
 BOUNDS = {"A": 0.93, "B": 0.90, "C": 0.95, "D": 0.97}
 
 
@@ -113,6 +118,22 @@ def last(path):
     return found
 
 
+def keep(folder):
+    """Put the studies of a folder among the kept results: summaries, scores at the end, and curves of ``recent``."""
+    for place in sorted(path.parent for path in folder.glob("*/summary.csv")):
+        home = HERE / "results" / place.name
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(place / "summary.csv", home / "summary.csv")
+        lines = [line for line in rows(place / "curves.csv") if line["phase"] == "reporting"]
+        final = max(int(line["step"]) for line in lines)
+        with (home / "curves.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            for line in lines:
+                if line["metric"] == "recent" or int(line["step"]) == final:
+                    writer.writerow(line | {"value": f"{float(line['value']):.6g}"})
+
+
 def text(found):
     """The table for reading."""
     widths = (7, 31, 8, 26, 8, 7, 17, 7, 8, 17)
@@ -148,6 +169,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time; 2")
     parser.add_argument("--tuned", action="store_true", help="tune our rule, too")
     parser.add_argument("--table", action="store_true", help="run nothing; only print the table")
+    parser.add_argument("--keep", action="store_true", help="make these the kept results")
     wanted = parser.parse_args()
     unknown = [name for name in wanted.streams if name not in BOUNDS]
     if unknown:
@@ -161,6 +183,8 @@ def main():
             ]  # fmt: skip
             if subprocess.run(command).returncode:
                 sys.exit(f"The study {name} was stopped; the same command goes on with it.")
+    if wanted.keep:
+        keep(wanted.out)
     print(
         text(table(wanted.out)) if table(wanted.out) else f"There are no results in {wanted.out}."
     )

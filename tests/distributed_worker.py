@@ -31,7 +31,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator, WeightUncertainty
+from lossnav.optim.torch import (
+    Ballistic,
+    Examples,
+    KroneckerNavigator,
+    Navigator,
+    WeightUncertainty,
+)
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
@@ -156,6 +162,32 @@ def replicated_training(rule):
     wrapped = DistributedDataParallel(model)
     train(wrapped, optimizer, range(STEPS), mine())
     close(parameters(model), alone(rule))
+
+
+def replicas_that_watch():
+    """Squares of examples that each process saw are those of the whole batch."""
+
+    def made():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+        return model, WeightUncertainty(model.named_parameters(), lr=0.01, curvature="fisher")
+
+    alone, one = made()
+    model, many = made()
+    wrapped = DistributedDataParallel(model)
+    many.watch(model)
+    train(wrapped, many, range(STEPS), mine())
+    for step in range(STEPS):  # one that does not know of the other processes
+        one.param_groups[0]["lr"] = one.defaults["lr"] * (1 + step % 3)
+        x, y = data(step)
+        one.zero_grad()
+        with Examples(alone) as seen:
+            (alone(x) - y).square().mean().backward()
+        one.observe({p: seen.squares(p) for p in alone.parameters()}, batch_size=BATCH)
+        one.step()
+    close(parameters(model), parameters(alone), 1e-9)
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        close({"variance": many.variance(p)}, {"variance": one.variance(q)}, 1e-9)
 
 
 def sharded_training(rule):
@@ -351,6 +383,7 @@ def checks():
             ]
         found.append(("NaN: navigator, fused", a_nan_on_one_process, "navigator, fused"))
         found.append(("sums to come: navigator, fused", sums_to_come, "navigator, fused"))
+        found.append(("replicas that watch", replicas_that_watch))
         for layout in (*LAYOUTS, "copies of shards"):
             for rule in ("navigator, fused", "navigator, all", "kronecker, all", "uncertain"):
                 if WORLD == 2 or "fused" not in rule:

@@ -16,6 +16,7 @@ EXAMPLES = ROOT / "examples"
 NEEDS = {
     "plain_loop": (["torch", "sklearn"], "resumed run equal: True"),
     "hugging_face_trainer": (["torch", "transformers", "accelerate"], "test loss"),
+    "class_stream": (["torch", "sklearn"], "WeightUncertainty"),
     "lightning_loop": (["torch", "lightning", "sklearn"], "test accuracy"),
 }
 """What each example here imports, and a part of its last line. Others have tests of their own."""
