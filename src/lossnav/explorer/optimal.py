@@ -19,7 +19,7 @@ POINTS = 161
 """Points of a path that is drawn."""
 TOL = 1e-6
 """Accuracy of J and of the first velocity."""
-MARGIN = 0.1
+MARGIN = 0.05
 """A first path is right by this part of J; what is plainly dearer is left to `basins`."""
 
 

@@ -21,14 +21,11 @@ from lossnav.solvers.finite import COARSE, bump, near, rate
 from lossnav.solvers.mesh import Mesh, graded
 from lossnav.solvers.newton import Minimum, minimise
 from lossnav.solvers.refinement import refine, trajectory
-from lossnav.solvers.windows import undirected, window_of
+from lossnav.solvers.windows import APPROACH, is_late, undirected, window_of
 from lossnav.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
-
-APPROACH = 8.0
-"""Length of the first mesh, in units of the slowest decay at the end."""
 
 
 def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: float) -> Trajectory:
@@ -47,7 +44,7 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
     rough: list[_Rough] = []
     for end in ends:
         try:
-            if APPROACH / end.slow > window:
+            if is_late(end, window):
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
             rough.append(_to_end(ritz, objective, theta0, end, ends))
         except ValueError as error:
@@ -59,16 +56,16 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
         if found and place >= hopeful:
             break
         try:
-            found.append(_refined(ritz, one, ends, tol))
+            found.append(_refined(ritz, one, ends, tol, found))
         except ValueError as error:
             reasons.append(str(error))
-    late = any(APPROACH / end.slow > window for end in ends)
+    late = any(is_late(end, window) for end in ends)
     if not found and ends and not late and ritz.margin < 1:  # too much was given up
         return solve_endless(replace(ritz, margin=1.0), objective, theta0, tol)
     cheap = window * rate(objective, theta0) <= 400
     # With a drift the best path need not come to rest, so one is looked for that does not.
     if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
-        rival = best_of(found) if found and not late and ritz.margin < 1 else None
+        rival = best_of(found) if found and ritz.margin < 1 else None
         try:
             found.append(undirected(ritz, objective, theta0, ends, tol, rival))
         except ValueError:
@@ -138,9 +135,17 @@ def _to_end(
     raise _unsettled(end)
 
 
-def _refined(ritz: Ritz, rough: _Rough, ends: Sequence[End], tol: float) -> Trajectory:
-    """The best path that comes to rest at an end."""
-    result, error = refine(rough.task, rough.result, tol, stretch=1.5, **ritz.limits)
+def _refined(
+    ritz: Ritz, rough: _Rough, ends: Sequence[End], tol: float, found: Sequence[Trajectory]
+) -> Trajectory:
+    """The best path that comes to rest at an end; none where it shows that one of ``found`` is better."""
+
+    def hopeless(result: Minimum) -> bool:
+        return ritz.margin < 1 and bool(found) and _lingers(result, rough.end, ends)
+
+    result, error = refine(
+        rough.task, rough.result, tol, stretch=1.5, hopeless=hopeless, **ritz.limits
+    )
     if _waits(result, rough.end, ends):
         raise _unsettled(rough.end)
     return trajectory(rough.task, result, error)

@@ -17,7 +17,7 @@ from lossnav.solvers.algebraic import solved
 from lossnav.solvers.assembly import Task
 from lossnav.solvers.contest import against, apart, best_of, contenders, lowest
 from lossnav.solvers.ends import minima
-from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.mesh import Mesh, graded
 from lossnav.solvers.newton import Minimum, minimise
 from lossnav.solvers.refinement import compare, refine, trajectory
 from lossnav.trajectory import Status, Trajectory
@@ -39,10 +39,11 @@ def solve_finite(
     end: FloatArray | None,
     tol: float,
     rival: Trajectory | None = None,
+    fading: bool = False,
 ) -> Trajectory:
-    """The best path over the time ``T``, to ``end`` if it is given.
+    """The best path over the time ``T``, to ``end`` if it is given; where it is ``fading``, late matters little.
 
-    Where a ``rival`` is known that comes to rest, only a path that goes elsewhere is looked for.
+    Where a ``rival`` is known that comes to rest, only a path that goes elsewhere is worked out.
 
     Raises:
         ValueError: No path looks better than the rival.
@@ -51,9 +52,12 @@ def solve_finite(
     known = theta0 if end is None else np.stack([theta0, end])
     pace = max(rate(objective, known), objective.gamma / 0.75, 1e-3 / T)
     count = ritz.elements or min(max(4, math.ceil(T * pace / 2)), 400)
-    mesh = Mesh(np.linspace(0, T, count + 1), ritz.degree if ritz.elements else 3)
+    edges = np.linspace(0, T, count + 1)
+    if fading and not ritz.elements:
+        edges = graded(T, pace, slow=max(objective.gamma, 8 / T))
+    mesh = Mesh(edges, ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
-    for points in _guesses(ritz, objective, theta0, mesh, end, homing=rival is None):
+    for points in _guesses(ritz, objective, theta0, mesh, end):
         accuracy = 1e-11 if ritz.elements else COARSE
         result = minimise(task, mesh, points, ritz.iterations, accuracy)
         if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
@@ -81,7 +85,6 @@ def _guesses(
     theta0: FloatArray,
     mesh: Mesh,
     end: FloatArray | None,
-    homing: bool,
 ) -> list[FloatArray]:
     share = (mesh.t / mesh.edges[-1])[:, None]
     own = [] if ritz.guess is None else [ritz.guess(mesh.t)]
@@ -90,8 +93,7 @@ def _guesses(
         return [theta0 + share * (end - theta0) + aside, *own]
     pace = 1 - np.exp(-4 * share)
     guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy(), *own]
-    if homing:
-        guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
+    guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
     if objective.gamma:
         guesses.append(slow_flow(objective, theta0, mesh.t))
     return [guess for guess in guesses if np.isfinite(guess).all()]

@@ -7,7 +7,9 @@ solutions in a row agree to the tolerance; what they still differ by is the repo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -23,6 +25,14 @@ AT_REST = 1e-9
 """A path that goes no farther than this part of its coordinates stays where it is."""
 
 
+class Limits(TypedDict):
+    """How far a path is refined at most."""
+
+    degree: int
+    iterations: int
+    rounds: int
+
+
 def refine(
     task: Task,
     result: Minimum,
@@ -32,6 +42,7 @@ def refine(
     stretch: float,
     iterations: int,
     rounds: int,
+    hopeless: Callable[[Minimum], bool] = lambda result: False,
 ) -> tuple[Minimum, float]:
     """The path to a relative accuracy of ``tol``, and its estimated error.
 
@@ -43,6 +54,10 @@ def refine(
         stretch: How much longer the mesh gets in each round; 1 on a finite horizon.
         iterations: The most Newton steps on one mesh.
         rounds: The most meshes.
+        hopeless: Whether a path need not be refined further, as it will not be the best.
+
+    Raises:
+        ValueError: The path is hopeless.
     """
     error = math.inf
     if result.status is Status.INTERRUPTED:
@@ -66,6 +81,8 @@ def refine(
         result = new
         if error <= tol:
             return result, max(error, ROUNDING)
+        if hopeless(result):
+            raise ValueError("Another path is better.")
         first = False
     result.status = Status.ITERATIONS
     return result, error

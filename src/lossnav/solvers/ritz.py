@@ -16,6 +16,7 @@ from lossnav.objective import Objective
 from lossnav.solvers.base import Method
 from lossnav.solvers.endless import solve_endless
 from lossnav.solvers.finite import solve_finite
+from lossnav.solvers.refinement import Limits
 from lossnav.trajectory import Trajectory
 
 
@@ -80,6 +81,6 @@ class Ritz(Method):
         return solve_endless(self, objective, theta0, tol)
 
     @property
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> Limits:
         """What bounds the work on refinement."""
         return {"degree": self.degree, "iterations": self.iterations, "rounds": self.rounds}

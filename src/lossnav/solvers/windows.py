@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 MARGIN = 4.0
 """What weighs less than exp(-MARGIN) of the tolerance does not matter."""
 
+APPROACH = 8.0
+"""A path has settled at an end after so many units of the slowest decay there."""
+
+
+def is_late(end: End, window: float) -> bool:
+    """Whether a path to an end settles only when it does not matter any more."""
+    return APPROACH / end.slow > window
+
 
 def window_of(objective: Objective, tol: float) -> float:
     """How far ahead the cost matters: later it weighs too little to change the path by ``tol``."""
@@ -79,7 +87,13 @@ class _Pieces:
 
     def _extend(self, rival: Trajectory | None = None) -> None:
         time = 1.5 * self.window
-        path = solve_finite(self.ritz, self.objective, self.theta, time, None, self.tol, rival)
+        ritz = self.ritz
+        if rival is not None:  # it is the best of the paths that settle in time
+            late = [end.theta for end in self.ends if is_late(end, self.window)]
+            ritz = replace(ritz, ends=[point.tolist() for point in late])
+        path = solve_finite(
+            ritz, self.objective, self.theta, time, None, self.tol, rival, fading=True
+        )
         # What lies less than a window before the end of the mesh feels that it ends.
         shown = path.t <= self.window / 2
         self.paths.append(path)
