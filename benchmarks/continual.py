@@ -2,8 +2,8 @@
 
 The studies are the files in benchmarks/continual, run one after another by ``lossnav study``; each can be
 stopped and gone on with by the same command. For a stream X, X.toml has the rivals, each tuned over the same
-number of points, X_defaults.toml our rule with its defaults, on the same seeds, and X_tuned.toml (with --tuned)
-our rule tuned as the rivals are. The table is made from the studies' CSV files alone:
+number of points, X_defaults.toml our rule with its defaults, on the same seeds, X_reset.toml (for A and B) the same
+with units that are drawn anew, and X_tuned.toml (with --tuned) our rule tuned as the rivals are. The table is made from the studies' CSV files alone:
 
     ratio     our error / the error of the best rival; of the errors of each seed, its mean and 95 % interval
     forgot    accuracy on a task at its end, less that one task later: ours, and the best rival's
@@ -25,6 +25,7 @@ from pathlib import Path
 from lossnav.studies.statistics import interval
 
 HERE = Path(__file__).parent / "continual"
+KINDS = ("", "_defaults", "_reset", "_tuned")
 COLUMNS = ("rule", "phase", "seed", "step", "metric", "value")
 BOUNDS = {"A": 0.93, "B": 0.90, "C": 0.95, "D": 0.97}
 
@@ -57,8 +58,8 @@ def table(folder):
     """The rows that the studies in a folder are enough for."""
     found = []
     for stream in BOUNDS:
-        for name in (f"{stream}_defaults", f"{stream}_tuned"):
-            places = folder / stream, folder / name
+        for kind in KINDS[1:]:
+            places = folder / stream, folder / (stream + kind)
             if all((place / "summary.csv").exists() for place in places):
                 found.append(row(stream, *places))
     return found
@@ -174,9 +175,11 @@ def main():
     unknown = [name for name in wanted.streams if name not in BOUNDS]
     if unknown:
         parser.error(f"there is no stream {unknown[0]!r}; streams: {', '.join(BOUNDS)}")
-    kinds = ["", "_defaults", "_tuned"] if wanted.tuned else ["", "_defaults"]
+    kinds = KINDS if wanted.tuned else KINDS[:-1]
     for stream in [] if wanted.table else wanted.streams or BOUNDS:
         for name in (stream + kind for kind in kinds):
+            if not (HERE / f"{name}.toml").exists():
+                continue
             command = [
                 sys.executable, "-m", "lossnav", "study", HERE / f"{name}.toml", "--out",
                 wanted.out / name, "--jobs", str(wanted.jobs),

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from lossnav import cli
 from lossnav.inference import nulls, recall, response, symmetry
-from lossnav.inference.assumptions import Assumptions, Curve, Discount, Estimate
+from lossnav.inference.assumptions import Assumptions
 from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.estimates import Curve, Discount, Estimate
 from lossnav.inference.fitting import fit
 from lossnav.inference.model import Model
 from lossnav.optim.torch import Ballistic, Navigator

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lossnav.inference.assumptions import Assumptions, Estimate
+from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.estimates import Estimate
 
 if TYPE_CHECKING:
     from lossnav.inference.calibration import calibrate as calibrate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 if TYPE_CHECKING:
     from lossnav.inference.calibration import Calibration

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 BINS = 12
 LEFT = 0.1  # of the gain that may be left for a smaller change

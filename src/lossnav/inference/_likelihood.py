@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 _SETTLED = 1e-13
 _TINY = 1e-300

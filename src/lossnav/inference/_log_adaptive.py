@@ -22,7 +22,7 @@ from scipy.signal import lfilter
 from lossnav._checks import FloatArray
 from lossnav.inference._log_linear import ROUNDING
 from lossnav.inference._log_pieces import Piece
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 
 @dataclass(frozen=True)

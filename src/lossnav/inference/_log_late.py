@@ -18,7 +18,7 @@ from lossnav._checks import FloatArray
 from lossnav.inference._log_adaptive import SINGLE, Fitted, Form, predicted
 from lossnav.inference._log_linear import ROUNDING
 from lossnav.inference._log_pieces import Piece
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 FORMS = (
     Form(),

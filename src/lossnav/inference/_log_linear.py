@@ -18,7 +18,7 @@ import numpy as np
 
 from lossnav._checks import FloatArray
 from lossnav.inference._log_pieces import Piece
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 
 ROUNDING = 4.0
 """A misfit below this many units of rounding is taken for none."""

@@ -25,7 +25,7 @@ import numpy as np
 from lossnav import _checks
 from lossnav._checks import FloatArray
 from lossnav.inference import _closed_loop, _curvature_law, _likelihood
-from lossnav.inference.assumptions import Curve, Estimate
+from lossnav.inference.estimates import Curve, Estimate
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Drift, Estimate
-from lossnav.inference.blackbox import BlackBox, Refusal
+from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.estimates import Drift, Estimate
 from lossnav.inference.fitting import RESOLUTION, of_samples
 from lossnav.inference.symmetry import gap
+from lossnav.inference.walks import Refusal
 
 _STEPS, _BEGIN = 24, 4
 _SAME = 2e-3

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Curve, Discount, Drift, Estimate, Memory
 from lossnav.inference.drifting import Pull
+from lossnav.inference.estimates import Curve, Discount, Drift, Estimate, Memory
 from lossnav.inference.fitting import Fit
 from lossnav.inference.nulls import Balance
 from lossnav.inference.recall import Echo, Relaxation

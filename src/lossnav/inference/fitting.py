@@ -15,7 +15,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Estimate
+from lossnav.inference.estimates import Estimate
 from lossnav.inference.model import Model
 
 RESOLUTION = 1e-6

@@ -25,10 +25,12 @@ from lossnav.inference import (
     symmetry,
     verdicts,
 )
-from lossnav.inference.assumptions import Assumptions, Estimate, Nearest
-from lossnav.inference.blackbox import BlackBox, Refusal
+from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.estimates import Estimate, Nearest
 from lossnav.inference.fitting import RESOLUTION, Fit, distance
 from lossnav.inference.model import Model
+from lossnav.inference.walks import Refusal
 
 _FORGETS_NOTHING = 2e4
 

@@ -27,15 +27,8 @@ from lossnav.inference._log_linear import (
     sign_memories,
 )
 from lossnav.inference._log_pieces import Piece, changed_between, pieces
-from lossnav.inference.assumptions import (
-    Assumptions,
-    Discount,
-    Drift,
-    Estimate,
-    Memory,
-    Nearest,
-    Structure,
-)
+from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.estimates import Discount, Drift, Estimate, Memory, Nearest, Structure
 
 TOLERANCE = 1e-3
 """A rule whose updates are further than this from the recorded ones, in units of these, is not the rule."""

@@ -17,8 +17,8 @@ from scipy import optimize
 
 from lossnav._checks import FloatArray
 from lossnav.inference import nulls
-from lossnav.inference.assumptions import Estimate
 from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.estimates import Estimate
 from lossnav.inference.fitting import Fit, distance, interval, of_samples, outside
 from lossnav.inference.model import Model
 from lossnav.inference.recall import Echo, Relaxation

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Nearest
 from lossnav.inference.diagonal import EARLY, Lesson
 from lossnav.inference.drifting import Pull
+from lossnav.inference.estimates import Nearest
 from lossnav.inference.fitting import distance, fit
 from lossnav.inference.matrices import Basis, Polar, run
 from lossnav.inference.model import Model

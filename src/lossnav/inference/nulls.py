@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Estimate
 from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.estimates import Estimate
 
 _HISTORY = 24
 

@@ -6,7 +6,8 @@ import html
 import math
 from collections.abc import Sequence
 
-from lossnav.inference.assumptions import Assumptions, Curve
+from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.estimates import Curve
 from lossnav.inference.report import rows, verdict
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 360, 230, 62, 44, 26

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lossnav.inference.assumptions import Assumptions, Estimate
+from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.estimates import Estimate
 
 _DISCOUNTS = {
     "ballistic": "none: the whole future counts, and steps go as 1/sqrt(variance)",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference.assumptions import Structure
 from lossnav.inference.blackbox import BlackBox, repeated
+from lossnav.inference.estimates import Structure
 from lossnav.inference.recall import signs
 
 _STEPS, _LATE = 60, 40
