@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: E402
 from lossnav.optim.torch import WeightUncertainty  # noqa: E402
 
 # The defaults, once more by hand.
-ALPHA, K_EACH, PULL, RHO, SIGNAL, FOLLOW, BACK = 0.003, 1875.0, 1.5, 0.01, 0.001, 5e-4, 5e-5
+ALPHA, K_EACH, PULL, RHO, SIGNAL, FOLLOW, BACK = 0.003, 1875.0, 1.5, 0.01, 0.001, 2.5e-4, 5e-5
 
 
 class Reference:
@@ -48,7 +48,7 @@ class Reference:
             )
             self.prior[i] = (
                 self.prior[i]
-                + FOLLOW * (self.mu[i] - self.prior[i])
+                + FOLLOW * np.sqrt(B) * (self.mu[i] - self.prior[i])
                 - BACK * (self.prior[i] - self.start[i])
             )
             S = (v * g**2).sum()

@@ -233,7 +233,7 @@ def _moved(
     if set_.noise:
         spread = set_.noise * jnp.sqrt(2 * length / K / s)
         move = move + spread * jax.random.normal(key, x.shape, x.dtype)
-    follow = set_.prior_rate * (x + move - old["prior_mean"])
+    follow = jnp.minimum(1.0, set_.prior_rate * jnp.sqrt(B)) * (x + move - old["prior_mean"])
     back = set_.return_rate * (old["prior_mean"] - old["start"])
     new |= {"curvature": H, "prior_mean": old["prior_mean"] + follow - back}
     if set_.balance:

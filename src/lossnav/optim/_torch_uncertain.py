@@ -49,7 +49,8 @@ class WeightUncertainty(UncertainBase):
         pull: How strongly the prior pulls.
         curvature_rate: The gain of the average H. It starts at zero: at first all weights are free.
         signal_rate: The gain of the averages behind q, after a plain mean of the first ones.
-        prior_rate: How fast the prior's mean follows.
+        prior_rate: How fast the prior's mean follows with one example in a batch; with B of them,
+            :math:`\sqrt B` times as fast, as what is seen of it is less noisy.
         return_rate: How fast the prior's mean is drawn back to where the weights began.
         prior_variance: :math:`v_0`. None takes the mean square of each matrix before its first step. Vectors and
             zeros take that of the matrix before them in their group (a bias follows its weight), or else after
@@ -107,7 +108,7 @@ class WeightUncertainty(UncertainBase):
         pull: float = 1.5,
         curvature_rate: float = 0.01,
         signal_rate: float = 1e-3,
-        prior_rate: float = 5e-4,
+        prior_rate: float = 2.5e-4,
         return_rate: float = 5e-5,
         prior_variance: float | None = None,
         balance: bool = True,

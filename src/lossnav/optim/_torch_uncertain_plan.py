@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lossnav.optim._torch_base import Group
 from lossnav.optim._torch_threads import spread
-from lossnav.optim._torch_uncertain_step import MOST, Sums
+from lossnav.optim._torch_uncertain_step import MOST, Sums, followed
 
 Maybe = list[Tensor | None]
 
@@ -84,7 +84,7 @@ class Plan:
         cs: list[float], v0s: list[float], batch: float,
     ) -> list[Sums]:  # fmt: skip
         """Take the step; the sums of each tensor are those of `advance`."""
-        rate, e0, e1 = group["curvature_rate"], group["prior_rate"], group["return_rate"]
+        rate, e0, e1 = group["curvature_rate"], followed(group, batch), group["return_rate"]
         n, lr = self.numbers, float(group["lr"])
         pull = group["pull"] / K
         n[:] = [

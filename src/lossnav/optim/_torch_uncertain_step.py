@@ -48,6 +48,12 @@ def gentle(inertia: float) -> float:
     return 1 / (0.5 + math.sqrt(0.25 + inertia))
 
 
+def followed(group: Group, batch: float) -> float:
+    r"""How far the prior's mean follows in a step: :math:`e_0\sqrt B`, the gain of a filter for what wanders and is seen
+    through the noise of B examples."""
+    return min(1.0, group["prior_rate"] * math.sqrt(batch))
+
+
 def advance(
     group: Group, layer: Layer, lr: Any, K: Any, c: Any, v0: Any, batch: Any, ok: Tensor | None
 ) -> Sums:
@@ -73,7 +79,7 @@ def advance(
     if group["noise"]:
         move = move + group["noise"] * (2 * length / K / s).sqrt() * torch.randn_like(move)
     moved = x + move
-    prior = layer.prior + group["prior_rate"] * (moved - layer.prior)
+    prior = layer.prior + followed(group, batch) * (moved - layer.prior)
     prior = prior - group["return_rate"] * (layer.prior - layer.start)
     sums = _sums(layer, s, batch)
     for held, new in ((layer.x, moved), (layer.curvature, H), (layer.prior, prior)):
@@ -112,7 +118,7 @@ def advance_lists(
     torch._foreach_neg_(s)
     torch._foreach_maximum_(move, s)
     torch._foreach_add_(wide, move)
-    e0, e1 = group["prior_rate"], group["return_rate"]
+    e0, e1 = followed(group, batch), group["return_rate"]
     torch._foreach_mul_(priors, 1 - e0 - e1)
     torch._foreach_add_(priors, wide, alpha=e0)
     if e1:

@@ -241,7 +241,7 @@ def weight_uncertainty(
     pull: float = 1.5,
     curvature_rate: float = 0.01,
     signal_rate: float = 1e-3,
-    prior_rate: float = 5e-4,
+    prior_rate: float = 2.5e-4,
     return_rate: float = 5e-5,
     prior_variance: float | None = None,
     balance: bool = True,
