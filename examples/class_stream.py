@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lossnav.optim.torch import WeightUncertainty
 from lossnav.studies.data import load, substitute
 
-ARRIVALS, STEPS, BATCH, NAMES = 48, 100, 16, 5
+ARRIVALS, STEPS, BATCH, NAMES = 24, 100, 16, 5
 
 name, sentence = substitute("fashion-mnist")
 if sentence:

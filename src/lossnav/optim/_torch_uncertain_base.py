@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from lossnav.optim._torch_uncertain_plan import Plan, kernels, suits
 from lossnav.optim._torch_uncertain_signal import Seen, plain_shares, remember, shares, stacked
 from lossnav.optim._torch_uncertain_step import Layer, Sums, advance, advance_lists, redraw
 
+T = TypeVar("T")
+
 
 class UncertainBase(NavigatorBase):
     """Base of `lossnav.optim.torch.WeightUncertainty`: all but its settings and what it tells of its beliefs."""
@@ -26,8 +28,8 @@ class UncertainBase(NavigatorBase):
     )  # fmt: skip
     _examples: Examples | None = None
     _observed: tuple[Mapping[Tensor, Tensor], Mapping[Tensor, Tensor], float] | None = None
-    _plans: dict[int, Plan] | None = None
-    """Of each group whose step is compiled; kept from step to step."""
+    _plans: dict[int, tuple[int, list[tuple[list[int], Plan]], list[int]]] | None = None
+    """Of each group: its tensors, those that are compiled by plans, and the others; kept from step to step."""
     _now: list[tuple[Group, list[Tensor], Seen]] = []  # noqa: RUF012  (set anew by each step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -149,42 +151,53 @@ class UncertainBase(NavigatorBase):
         return found
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
-        group, _, _, columns = batch
+        group, params, _, columns = batch
         size = self._batch(group)
         whole, seen = next((xs, found) for other, xs, found in self._now if other is group)
         K = group["k"] * size
-        plan = self._planned(batch) if ok is None else None
-        if plan is not None:
-            cs, v0s = ([t.item() for t in column] for column in (columns[6], columns[5]))
-            squares = [pair[0] if group["balance"] else None for pair in seen]
-            curvature = [pair[1] for pair in seen]
-            grads = self._gradients(batch)
-            sums = plan.step(group, grads, curvature, squares, K, cs, v0s, size)
-            torch._foreach_add_(columns[0], 1.0)
-        else:
-            sums = self._by_tensors(batch, seen, K, size, ok)
-            for step in columns[0]:
-                step += 1 if ok is None else ok.to(step.device)
+        sums: list[Sums] = [None] * len(params)
+        parts, rest = self._shared_out(batch) if ok is None else ([], list(range(len(params))))
+        for chosen, plan in parts:
+            grads = _picked(self._gradients(batch), chosen)
+            cs, v0s = ([column[i].item() for i in chosen] for column in (columns[6], columns[5]))
+            squares = [seen[i][0] if group["balance"] else None for i in chosen]
+            curvature = [seen[i][1] for i in chosen]
+            found = plan.step(group, grads, curvature, squares, K, cs, v0s, size)
+            for i, pair in zip(chosen, found, strict=True):
+                sums[i] = pair
+        if rest:
+            held = [_picked(column, rest) for column in columns]
+            left = group, _picked(params, rest), _picked(batch[2], rest), held
+            found = self._by_tensors(left, _picked(seen, rest), K, size, ok)
+            for i, pair in zip(rest, found, strict=True):
+                sums[i] = pair
+        for step in columns[0]:
+            step += 1 if ok is None else ok.to(step.device)
         remember(group, whole, seen, columns, sums, size, ok)
         if group["reset"] is not None:
             redraw(group, self._layers(batch, seen), columns, ok)
 
-    def _planned(self, batch: Batch) -> Plan | None:
-        """The plan of a group whose step is compiled; None if it goes another way."""
+    def _shared_out(self, batch: Batch) -> tuple[list[tuple[list[int], Plan]], list[int]]:
+        """Which tensors of a group the kernel takes, by plans, and the others."""
         group, params, _, columns = batch
+        everyone = list(range(len(params)))
         if group["fused"] is False or group["inertia"] or group["noise"] or traced(group):
-            return None
+            return [], everyone
         if not group["fused"] and (group["foreach"] is not None or kernels() is None):
-            return None
+            return [], everyone
+        held = params, *columns[1:5]
         if self._plans is None:
             self._plans = {}
-        held = params, *columns[1:5]
-        plan = self._plans.get(id(group))
-        if plan is None or not plan.serves(*held):
-            if not suits(list(held[:4])):
-                return None
-            plan = self._plans[id(group)] = Plan(*held)
-        return plan
+        count, parts, rest = self._plans.get(id(group), (0, [], []))
+        if count != len(params) or not all(
+            plan.serves(*(_picked(column, chosen) for column in held)) for chosen, plan in parts
+        ):
+            fit = {i: params[i].dtype for i in everyone if suits([c[i] for c in held[:4]])}
+            kinds = [[i for i in fit if fit[i] == dtype] for dtype in set(fit.values())]
+            parts = [(some, Plan(*(_picked(column, some) for column in held))) for some in kinds]
+            rest = [i for i in everyone if i not in fit]
+            self._plans[id(group)] = len(params), parts, rest
+        return parts, rest
 
     def _gradients(self, batch: Batch) -> list[Tensor]:
         """Of the mean loss, to be descended."""
@@ -230,6 +243,10 @@ class UncertainBase(NavigatorBase):
             g = g.to(h.dtype)
             layers.append(Layer(x, g, h, prior, start, last if pairs else None, curvature, squares))
         return layers
+
+
+def _picked(column: Sequence[T], chosen: list[int]) -> list[T]:
+    return [column[i] for i in chosen]
 
 
 def _mean_square(theta: Tensor) -> float:

@@ -27,9 +27,8 @@ def kernels() -> Any:
     return _torch_uncertain_kernel
 
 
-def suits(held: list[list[Tensor]]) -> bool:
+def suits(flat: list[Tensor]) -> bool:
     """Whether tensors are plain memory of one precision on a CPU."""
-    flat = [t for column in held for t in column]
     return (
         len({t.dtype for t in flat}) == 1
         and flat[0].dtype in (torch.float32, torch.float64)
