@@ -538,3 +538,25 @@ def test_large_tensors_go_by_blocks_on_several_threads(kind, dtype):
     torch.testing.assert_close(models[True][1], models[False][1])
     for i, state in models[True][0].items():
         torch.testing.assert_close(state, models[False][0][i], rtol=1e-5, atol=1e-8)
+
+
+def test_a_sum_in_half_precision_is_divided_in_single():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).to(torch.bfloat16)
+    optimizer = WeightUncertainty(model.parameters(), balance=False)
+    optimizer.watch(model, reduction="sum")
+    model(torch.randn(3, 4, dtype=torch.bfloat16)).square().sum().backward()  # a third has no end
+    optimizer.step()
+    for p in model.parameters():
+        seen = 3 * (p.grad.float() / 3) ** 2
+        torch.testing.assert_close(optimizer.state[p]["curvature"], RHO * seen, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_balance_nothing_is_averaged(form):
+    p = nn.Parameter(torch.tensor(1.5))  # of the shape of what is not kept
+    optimizer = WeightUncertainty([p], balance=False, **FORMS[form])
+    for _ in range(3):
+        p.grad = torch.tensor(0.1)
+        optimizer.step()
+    assert all(optimizer.state[p][name].item() == 0 for name in ("last", "signal", "scatter"))

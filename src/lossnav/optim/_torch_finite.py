@@ -53,6 +53,5 @@ def _dense(grad: Tensor) -> Tensor:
 def _sum(grad: Tensor) -> Tensor:
     if grad.dtype in (torch.float32, torch.float64):
         return grad.sum()
-    return grad.sum(
-        dtype=torch.float32
-    )  # that of half-precision numbers would overflow all the time
+    # A sum of half-precision numbers would overflow all the time.
+    return grad.sum(dtype=torch.float32)

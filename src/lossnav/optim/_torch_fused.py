@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lossnav.optim._torch_diagonal import Form, Numbers
 from lossnav.optim._torch_finite import all_finite
-from lossnav.optim._torch_shards import splits, totals
+from lossnav.optim._torch_shards import reals, splits, totals
 from lossnav.optim._torch_threads import spread
 
 Group = dict[str, Any]
@@ -83,7 +83,7 @@ class Plan:
             self.sums.ctypes.data,
         ], dtype=np.int64)  # fmt: skip
         self.scaled = False
-        counts = lengths if wholes is None else [_reals(t) for t in wholes]
+        counts = lengths if wholes is None else [reals(t) for t in wholes]
         self.counts = np.maximum(counts, 1)
         self.totals: Floats = np.full(len(vs), np.nan)
         self.versions = [v._version for v in vs]
@@ -204,10 +204,6 @@ class Plan:
             function = kernels().kernel(name + ("64" if self.double else "32"))
             threads = min(torch.get_num_threads(), self.blocks)
             spread(function.address, self.head.ctypes.data, threads)
-
-
-def _reals(t: Tensor) -> int:
-    return t.numel() * (2 if t.is_complex() else 1)
 
 
 def _alike(t: Tensor, v: Tensor) -> bool:

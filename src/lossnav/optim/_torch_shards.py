@@ -67,6 +67,11 @@ def agreed(good: bool, over: list[Any]) -> bool:
     return good
 
 
+def reals(tensor: Tensor) -> int:
+    """The real numbers in all of a tensor."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
 Split = tuple[Any, Tensor]
 """A group of processes, and which of some tensors are cut up between them."""
 

@@ -12,7 +12,7 @@ from lossnav.optim import _torch_diagonal as family
 from lossnav.optim._torch_base import Batch, Group, NavigatorBase, state_dtype, traced
 from lossnav.optim._torch_diagonal import Form, Numbers
 from lossnav.optim._torch_fused import Plan, fused_adamw, is_adamw, kernels
-from lossnav.optim._torch_shards import is_sharded, local, splits, totals
+from lossnav.optim._torch_shards import is_sharded, local, reals, splits, totals
 
 LARGE = 1 << 20
 """From this many coordinates on, compiling a kernel is worth while if nothing else was asked for."""
@@ -99,7 +99,11 @@ class DiagonalOptimizer(NavigatorBase):
         group = batch[0]
         form = self._form(group)
         planned = id(group) in self._loaded
-        if ok is None and (planned or _way(form, group, batch[1]) == "kernel"):
+        if (
+            ok is None
+            and not traced(group)
+            and (planned or _way(form, group, batch[1]) == "kernel")
+        ):
             for plan in (self._plans or {})[id(group)] if planned else self._load(batch):
                 plan.step()
             _count(batch[3][0])
@@ -175,7 +179,7 @@ def _shards(form: Form, group: Group, batch: Batch) -> tuple[Batch, list[Tensor]
         for n, g, *m, v in zip(ns, *real, strict=True)
     ])  # fmt: skip
     sums = totals(splits(memory[-1]), sums)
-    counts = [max(v.numel() * (2 if v.is_complex() else 1), 1) for v in memory[-1]]
+    counts = [max(reals(v), 1) for v in memory[-1]]
     means = sums / torch.tensor(counts, device=sums.device)
     typicals = torch.where((means > 0) & means.isfinite(), means, 1.0).unbind()
     known = [t.to(v.dtype) for t, v in zip(typicals, real[-1], strict=True)]

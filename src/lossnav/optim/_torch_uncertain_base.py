@@ -200,12 +200,12 @@ class UncertainBase(NavigatorBase):
         return parts, rest
 
     def _gradients(self, batch: Batch) -> list[Tensor]:
-        """Of the mean loss, to be descended."""
+        """Of the mean loss, to be descended; what has to be scaled is, in the memory's precision."""
         sign = -1.0 if batch[0]["maximize"] else 1.0
         watch = self._examples
         if watch is not None and watch.count and watch.reduction == "sum":
             sign /= watch.count
-        return batch[2] if sign == 1 else [grad * sign for grad in batch[2]]
+        return batch[2] if sign == 1 else [grad.to(state_dtype(grad)) * sign for grad in batch[2]]
 
     def _by_tensors(
         self, batch: Batch, seen: Seen, K: float, size: float, ok: Tensor | None

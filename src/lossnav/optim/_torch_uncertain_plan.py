@@ -90,7 +90,8 @@ class Plan:
             (1 - rate, rate * batch, rate, c, 1 / v0, pull / v0, lr * K, 1 - e0 - e1, e0, e1, MOST)
             for c, v0 in zip(cs, v0s, strict=True)
         ]
-        pairs = [kept and squares[i] is None for i, kept in enumerate(self.paired)]
+        wanted = group["balance"]
+        pairs = [wanted and kept and squares[i] is None for i, kept in enumerate(self.paired)]
         given = [self._column(column) for column in (grads, seen, squares)]
         self.table[:, 1] = [g.data_ptr() for g in given[0] if g is not None]
         self.table[:, 6] = np.where(pairs, self.before, 0)
