@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lossnav.studies import tasks, training
-from lossnav.studies._reproducible import batch_rng
+from lossnav.studies._reproducible import batch_rng, reproducible
 from lossnav.studies.records import Trial
 from lossnav.studies.schedules import schedule
 
@@ -637,3 +637,18 @@ def test_reading_about_studies_does_not_import_torch():
         "lossnav.studies.Trial; assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numbers_too_small_count_as_zero_in_a_trial_and_not_after_it():
+    """Silent units leave averages that processors are slow with."""
+    tiny = torch.tensor(1e-39)
+    with reproducible(0, 1):
+        assert float(tiny * 1.0) == 0.0
+    assert float(tiny * 1.0) > 0.0
+    torch.set_flush_denormal(True)
+    try:
+        with reproducible(0, 1):
+            pass
+        assert float(tiny * 1.0) == 0.0
+    finally:
+        torch.set_flush_denormal(False)

@@ -49,7 +49,8 @@ def generators_kept() -> Iterator[None]:
 def reproducible(seed: int, threads: int) -> Iterator[None]:
     """Seeded, with so many threads, in float32, and with deterministic algorithms where there are any.
 
-    All of that is put back as it was at the end.
+    Numbers too small for a normal float count as zero: processors are slow with them, and averages of the
+    squared gradients of silent units are full of them. All of that is put back as it was at the end.
 
     Examples:
         >>> with reproducible(0, 1):
@@ -62,17 +63,25 @@ def reproducible(seed: int, threads: int) -> Iterator[None]:
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
+    flushed = _flushes_denormals()
     with generators_kept(), torch.enable_grad():
         try:
             torch.set_num_threads(max(1, threads))  # a wrong number is refused by the trial itself
             torch.set_default_dtype(torch.float32)
             torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.set_flush_denormal(True)
             # Otherwise every new tensor is filled with NaN first, which takes time.
             torch.utils.deterministic.fill_uninitialized_memory = False
             seed_all(seed)
             yield
         finally:
+            torch.set_flush_denormal(flushed)
             torch.utils.deterministic.fill_uninitialized_memory = filled
             torch.use_deterministic_algorithms(strict, warn_only=warn_only)
             torch.set_default_dtype(before[1])
             torch.set_num_threads(before[0])
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread takes numbers that are too small for a normal float for zero."""
+    return float(torch.tensor(1e-39) * 1.0) == 0.0
