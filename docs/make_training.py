@@ -38,6 +38,7 @@ plt.rcParams.update({
     "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8,
 })  # fmt: skip
 STUDIES = {
+    "text_4m": (1.9, 2.6),
     "text_1m": (2.1, 2.75),
     "text_small": (2.25, 2.9),
     "text_small_matrix": (2.0, 2.5),
@@ -87,9 +88,9 @@ def draw(name, limits):
     right.set_xscale("log")
     right.xaxis.set_minor_locator(NullLocator())
     tried = sorted({lr for held in ends.values() for lr in held})
-    shown = tried[:1]
+    shown, apart = tried[:1], max(1.9, (tried[-1] / tried[0]) ** 0.2)  # so that labels do not meet
     for lr in tried:
-        if lr > 1.9 * shown[-1] * (1 + many):
+        if lr > apart * shown[-1]:
             shown.append(lr)
     right.set_xticks(shown, [f"{lr:g}" for lr in shown])
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
