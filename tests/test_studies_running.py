@@ -269,6 +269,20 @@ def test_the_command_runs_a_study_and_prints_what_came_of_it(file, tmp_path):
     assert all(row["low"] < row["mean"] < row["high"] for row in found["results"])
 
 
+def test_a_study_runs_in_parts_that_add_up(file, tmp_path):
+    place = tmp_path / "out", "--engine", "serial"
+    done = lossnav(file, "--out", *place, "--only", "adam")
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 trials." in done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:2]] == ["adam"]
+    whole = lossnav(file, "--out", *place, "--json")
+    assert {row["rule"] for row in json.loads(whole.stdout)["results"]} == {"sgd", "adam"}
+    assert len((tmp_path / "out" / "trials.jsonl").read_text().splitlines()) == 8
+    wrong = lossnav(file, "--only", "adma")
+    assert wrong.exit_code == 2
+    assert "no rule of this study named 'adma'. Did you mean 'adam'?" in wrong.stderr
+
+
 def test_a_dry_run_tells_the_plan_and_leaves_nothing(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = lossnav(file, "--dry-run", "--jobs", 2)

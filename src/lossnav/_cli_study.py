@@ -34,6 +34,10 @@ def study(
     processes: Annotated[
         int, typer.Option("--processes", help="Processes of each trial, with torchrun.")
     ] = 2,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="A rule of the study; the others wait. May be repeated."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the time it takes; run nothing.")
     ] = False,
@@ -53,6 +57,7 @@ def study(
     from lossnav.studies import progress, running, study_file
 
     asked = study_file.read(file)
+    asked = asked.only(only) if only else asked
     place = Path("studies") / asked.name if out is None else out
     jobs = _default_jobs(asked.threads) if jobs is None else jobs
     if jobs < 1 or processes < 1:

@@ -7,11 +7,12 @@ settings it is given, is found out by `lossnav.studies.running` before anything 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lossnav import _checks
 from lossnav.studies import _places
 from lossnav.studies._study_checks import Choice, Reader, StudyError
 
@@ -72,6 +73,17 @@ class Study:
     def from_dict(cls, values: Mapping[str, Any], folder: Path | None = None) -> Study:
         """A study from what a study file would hold; ``folder`` has the user's own modules."""
         return cls(**Reader("the study", dict(values), {}).fields(), folder=folder)
+
+    def only(self, rules: Iterable[str]) -> Study:
+        """The same study of some of its rules. In one folder such parts add up to the whole.
+
+        Raises:
+            ValueError: For a rule that the study does not have.
+        """
+        wanted = {_checks.choice("rule of this study", name, self.rules) for name in rules}
+        return replace(
+            self, rules={name: rule for name, rule in self.rules.items() if name in wanted}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The inverse of `from_dict`, with the defaults written out."""
