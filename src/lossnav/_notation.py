@@ -91,7 +91,7 @@ def mathml(expr: sympy.Basic) -> str:
     root.setAttribute("xmlns", "http://www.w3.org/1998/Math/MathML")
     root.setAttribute("displaystyle", "true")
     root.appendChild(printer._print(expr))
-    return _ENTITY.sub(_character, root.toxml())
+    return _xml(root)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Equation:
         for node in (*parts, printer.leaf("mo", "="), printer._print(self.right)):
             row.appendChild(node.cloneNode(True))
         root.appendChild(row)
-        return _ENTITY.sub(_character, root.toxml())
+        return _xml(root)
 
     def _assemble(
         self, write: Callable[[Any], T], sign: Callable[[str], T], fence: Callable[[T], T], times: T
@@ -147,6 +147,12 @@ class Equation:
                 parts += [fence(write(size)) if size.is_Add else write(size), times]
             parts.append(write(symbol))
         return parts
+
+
+def _xml(root: Any) -> str:
+    """The text of an element, with a minus for each hyphen and a plain e, which every font has."""
+    text = _ENTITY.sub(_character, root.toxml())
+    return text.replace("<mo>-</mo>", "<mo>\u2212</mo>").replace("<mi>\u2147</mi>", "<mi>e</mi>")
 
 
 def _fenced(printer: _MathML, node: Any) -> Any:

@@ -4,6 +4,9 @@
 Explorer.ask = (() => {
   const PATIENCE = 400; // milliseconds after which a newer question stops the older one
   const lines = {};
+  // A server that has only just begun solves every landscape once before it answers.
+  const patience = setTimeout(() => Explorer.trouble("start", new Error("Starting: every landscape is solved once. The first answer comes in a moment.")), 800);
+  const started = () => { clearTimeout(patience); Explorer.trouble("start", null); };
   const base = location.pathname.replace(/[^/]*$/, "");
 
   async function send(question, request, signal) {
@@ -30,6 +33,7 @@ Explorer.ask = (() => {
         else if (error instanceof Explorer.Refused) reject(error);
         else reject(new Explorer.Refused("The server does not answer: is `lossnav explore` still running?"));
       }
+      if (!line.stop.signal.aborted) started();
     }
     line.busy = false;
   }

@@ -8,7 +8,7 @@ Explorer.beliefs = (() => {
   function draw(found) {
     const c = Explorer.colours();
     const line = (name, y, color, more = {}) => ({ type: "scatter", mode: "lines", name, x: found.t, y, line: { color, width: 2.2, ...more }, hovertemplate: "%{y:.3g}" });
-    const legend = { showlegend: true, legend: { orientation: "h", x: 0, y: 1.12, font: { color: c.soft } }, margin: { l: 48, r: 12, t: 30, b: 38 }, hovermode: "x unified" };
+    const legend = { showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: c.soft } }, margin: { l: 48, r: 12, t: 30, b: 38 }, hovermode: "x unified" };
     const axis = { gridcolor: c.grid, zerolinecolor: c.grid, fixedrange: true };
     Explorer.plot("beliefs-mean", [
       { type: "scatter", mode: "markers", name: "gradient seen", x: found.t, y: found.g, marker: { color: c.soft, size: 3.5, opacity: 0.55 }, hoverinfo: "skip" },

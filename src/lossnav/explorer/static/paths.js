@@ -8,22 +8,16 @@ Explorer.paths = (() => {
   const facts = (values) => JSON.stringify([...GROUND, ...PATH].map((name) => values[name]));
   let about = ""; // what the path that is shown is the answer to
 
-  // A server that has only just begun solves every landscape once before it answers.
-  const patience = setTimeout(() => trouble("start", new Error("Starting: every landscape is solved once. The first path comes in a moment.")), 800);
-  const started = () => { clearTimeout(patience); trouble("start", null); };
-
   async function ask(question, use, view = "paths") {
     const box = { rules: "ranking", equations: "equations" }[question];
     if (box) Explorer.$(box).classList.add("waiting");
     try {
       const request = state.request(view), found = await Explorer.ask(question, request);
       if (found === null) return; // a newer question is on its way
-      started();
       trouble(question, null);
       await use(found, request);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
-      started();
       if (question === "basins") panels.summary(latest.path);
       trouble(question, question === "basins" ? new Error(`Paths to other basins: ${error.message}`) : error);
     }

@@ -9,7 +9,7 @@ Explorer.uncertainty = (() => {
     const c = Explorer.colours();
     const line = (name, y, color, more = {}) => ({ type: "scatter", mode: "lines", name, x: found.t, y, line: { color, width: 2.6, ...more }, hovertemplate: "%{y:.3g}" });
     const flat = (name, value) => line(name, found.t.map(() => value), c.soft, { width: 1.3, dash: "dot" });
-    const legend = { showlegend: true, legend: { orientation: "h", x: 0, y: 1.16, font: { color: c.soft } }, margin: { l: 50, r: 12, t: 28, b: 36 }, hovermode: "x unified" };
+    const legend = { showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: c.soft } }, margin: { l: 50, r: 12, t: 28, b: 36 }, hovermode: "x unified" };
     const axis = { gridcolor: c.grid, zerolinecolor: c.grid, fixedrange: true };
     const sd = found.v.map((v) => Math.sqrt(Math.max(v, 0)));
     const slow = (key) => (found.slow[key].length ? [line("limit of a large γ", found.slow[key], c.flow, { dash: "dash", width: 2 })] : []);
