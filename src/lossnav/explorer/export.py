@@ -11,12 +11,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from lossnav.explorer import api
 from lossnav.explorer.assets import assets
 from lossnav.explorer.terrain import TERRAINS, Terrain
+from lossnav.explorer.workers import warm_processes
 
 GAMMAS = (0.1, 0.6, 2.0, 8.0)
 RULES = ("ours", "flow", "momentum", "adam")
@@ -26,6 +28,8 @@ VARIANTS = (
     {"metric": "euclidean", "drift": "decay"},
     {"metric": "euclidean", "drift": "rotation"},
 )
+MANY = 24
+"""From so many settings on, processes that share the work are worth their start."""
 _NOTE = "Made by lossnav: this folder is replaced by the next export.\n"
 _MARK = "lossnav-explorer.txt"
 
@@ -115,21 +119,39 @@ def _grid(
 def _answers(grid: dict[str, Any], say: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
     yield "beliefs", api.answer("beliefs", {})
     yield "uncertainty", api.answer("uncertainty", {})
+    tasks: list[tuple[str, dict[str, Any], list[list[float]]]] = []
     for name, here in grid["landscapes"].items():
-        say(f"{name} ...")
         yield f"landscape-{name}", api.answer("landscape", {"landscape": name})
         for g, gamma in enumerate(here["gammas"]):
             for v, variant in enumerate(here["variants"]):
                 request = {"landscape": name, "gamma": gamma, **variant}
-                starts = [_start(request | {"x": x, "y": y}) for x, y in here["starts"]]
-                yield (
-                    f"{name}-{g}-{v}",
-                    {
-                        "field": _answer("field", request),
-                        "equations": _answer("equations", request),
-                        "starts": starts,
-                    },
-                )
+                tasks.append((f"{name}-{g}-{v}", request, here["starts"]))
+    for done, (task, answer) in enumerate(zip(tasks, _worked_out(tasks), strict=True), 1):
+        yield task[0], answer
+        if done % 10 == 0 or done == len(tasks):
+            say(f"{done} of {len(tasks)} settings")
+
+
+def _worked_out(tasks: Sequence[tuple[str, dict[str, Any], list[list[float]]]]) -> Iterator[Any]:
+    """The answers to all tasks, in their order; many of them on all cores."""
+    if len(tasks) < MANY:
+        yield from map(_setting, tasks)
+        return
+    pool = ProcessPoolExecutor(min(os.cpu_count() or 1, len(tasks)), mp_context=warm_processes())
+    try:
+        yield from pool.map(_setting, tasks)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _setting(task: tuple[str, dict[str, Any], list[list[float]]]) -> dict[str, Any]:
+    """All that is shown for one setting of the learner, from each start."""
+    _, request, starts = task
+    return {
+        "field": _answer("field", request),
+        "equations": _answer("equations", request),
+        "starts": [_start(request | {"x": x, "y": y}) for x, y in starts],
+    }
 
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Workers:
 
     def __init__(self, size: int = 2, limit: float = LIMIT) -> None:
         self.size, self.limit, self.waiting = size, limit, 0
-        context = _context()
+        context = warm_processes()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="explorer")
         self._seats = [Seat(context) for _ in range(size)]
         self._free: asyncio.Queue[Seat] = asyncio.Queue()
@@ -261,7 +261,7 @@ class Workers:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _context() -> Any:
+def warm_processes() -> Any:
     """Processes forked from a warm one where that is possible, and fresh ones elsewhere."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
