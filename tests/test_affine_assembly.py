@@ -105,6 +105,6 @@ def test_the_condition_of_rest_is_that_of_the_running_cost(metric, drift):
     objective, *_ = case(metric, drift)
     theta = np.array([0.3, -1.7])
     _, slope, hessian = running_jet(objective, theta, np.zeros(2))
-    value, jacobian = _rest_condition(objective, theta)
+    value, jacobian = _rest_condition(objective, 2)(theta)
     np.testing.assert_allclose(value, slope[:2] + 0.4 * slope[2:], rtol=1e-12)
     np.testing.assert_allclose(jacobian, hessian[:2, :2] + 0.4 * hessian[2:, :2], rtol=1e-12)

@@ -1,13 +1,16 @@
 """Which paths are worth working out: nothing that could have won is given up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import lossnav as ln
 from lossnav.solvers import finite
+from lossnav.solvers.assembly import Task
 from lossnav.solvers.contest import against, apart, contenders
 from lossnav.solvers.mesh import Mesh
-from lossnav.solvers.newton import Minimum
+from lossnav.solvers.newton import PATIENCE, Minimum, minimise
 from lossnav.trajectory import Status
 
 
@@ -49,6 +52,29 @@ def test_a_rival_leaves_only_what_is_elsewhere_and_may_be_cheaper():
     same.points = rival.at(same.mesh.t)
     elsewhere, dear = rough(0.9 * rival.J, shift=0.5), rough(2.0 * rival.J, shift=0.5)
     assert against([same, elsewhere, dear], rival, 0.1, 0.0, 2.0) == [elsewhere]
+
+
+def test_what_another_found_path_does_is_not_worked_out_again():
+    objective = ln.Objective(ln.Quadratic([1.0, 1.0]))
+    ways = [ln.solve(objective, [0.0, 0.0], horizon=2.0, end=[2.0, 4.0 + more]) for more in (0, 1)]
+    rival = replace(ways[0], candidates=(ways[1],))
+    same = rough(0.9 * rival.J)
+    same.points = ways[1].at(same.mesh.t)
+    assert against([same], ways[0], 0.1, 0.0, 2.0) == [same]
+    assert against([same], rival, 0.1, 0.0, 2.0) == []
+
+
+def test_a_hopeless_path_is_given_up_after_a_few_steps():
+    objective = ln.Objective(ln.Himmelblau(), k=0.05, gamma=0.5)
+    task = Task(objective, np.array([-0.5, -1.0]))
+    mesh = Mesh(np.linspace(0.0, 6.0, 9), 3)
+    still = np.tile(task.theta0, (len(mesh.t), 1))
+    whole = minimise(task, mesh, still, 100)
+    asked = []
+    given_up = minimise(task, mesh, still, 100, hopeless=lambda one: asked.append(one.J) or True)
+    assert given_up.iterations == PATIENCE < whole.iterations
+    assert given_up.status is Status.ITERATIONS
+    assert asked == [given_up.J]
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 0.6, 3.0])

@@ -117,6 +117,34 @@ def test_the_second_answer_has_every_basin():
     assert costs == sorted(costs)
 
 
+@pytest.mark.parametrize("name", TERRAINS)
+def test_one_point_in_plain_numbers_is_the_same_as_in_arrays(name):
+    loss, rng = ground(name, "").loss, np.random.default_rng(0)
+    x0, x1, y0, y1 = TERRAINS[name].box
+    for order in (0, 1, 2):
+        theta = np.array([rng.uniform(x0, x1), rng.uniform(y0, y1)])
+        alone, arrays = loss.jet_at(theta, order), loss.jet(theta, order)
+        assert len(alone) == len(arrays) == order + 1
+        for one, other in zip(alone, arrays, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("point", [(-1.0, 2.0), (1.0, -2.0), (1.0, 1.0), (1e3, 1.0), (0.0, 1.0)])
+def test_where_plain_numbers_end_arrays_go_on(point):
+    loss = ground("expression", "log(x)*sqrt(y) + abs(x - 1) + exp(x)").loss
+    with np.errstate(all="ignore"):
+        for one, other in zip(loss.jet_at(np.array(point)), loss.jet(np.array(point)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_an_answer_does_not_depend_on_those_before():
+    asked = {"landscape": "himmelblau", "gamma": 0.4, "x": 1.3, "y": -0.2}
+    first = api.answer("path", asked)
+    for x in (-3.0, 0.5, 2.5):
+        api.answer("path", asked | {"x": x})
+    assert api.answer("path", asked) == first
+
+
 def test_minima_are_the_known_ones():
     """By hand or from the literature, to the digits given there."""
     known = {

@@ -375,6 +375,26 @@ def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatc
         path.at(1e5)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.3])
+@pytest.mark.parametrize("aside", [0.0, 2e-16, 1e-13, 1e-7])
+def test_a_start_at_a_narrow_minimum_is_solved(gamma, aside):
+    """What is left of J there is the rounding of the squares that it is a difference of."""
+    path = ln.solve(ln.Objective(ln.Rosenbrock(), gamma=gamma), [1.0 - aside, 1.0], tol=1e-6)
+    assert path.status is ln.Status.CONVERGED
+    assert abs(path.J) <= 1e-11
+
+
+def test_ends_are_kept_for_the_next_start_and_no_more_than_a_few():
+    objective = ln.Objective(ln.DoubleWell(), gamma=0.5)
+    near = np.array([1.0, 0.0])
+    first = end_at(objective, near)
+    assert end_at(objective, near.copy()) is first
+    for number in range(200):
+        end_at(objective, near + 1e-6 * number)
+    assert len(objective.__dict__["_ends"]) <= 64
+    np.testing.assert_allclose(end_at(objective, near).theta, first.theta, rtol=1e-12)
+
+
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
 @pytest.mark.parametrize("theta", [1.0574537707386316, -0.9304029265558989])
 def test_a_start_at_rest_stays_or_leaves_for_good(gamma, theta):

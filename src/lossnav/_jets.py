@@ -188,6 +188,10 @@ class _Program:
                 self.fill_in.append(np.array([[values[i]] for values in shape.values]))
         formulas: list[sympy.Expr] = []
         self.sinks: list[_Sink] = []
+        self.numbered = bool(self.numbers.any())
+        filled = set(np.flatnonzero(self.numbers).tolist()) | {row for row, _ in self.forms}
+        if self.linear is not None:
+            filled.update(range(len(self.keys)))
         index = {id(shape): number for number, shape in enumerate(shapes)}
         for shape, slots in uses:
             number = index[id(shape)]
@@ -195,7 +199,7 @@ class _Program:
             formulas.append(shape.derivatives[slots].xreplace(new))
             rows = [self.row[key] for key in _keys(shape, slots)]
             self.varies[rows] = True
-            self.sinks.append(_sink(rows, shape.factors, len(self.keys)))
+            self.sinks.append(_sink(rows, shape.factors, len(self.keys), filled))
         # Neither the order of the terms nor a docstring is worth the time that they take.
         self.compute = sympy.lambdify(
             [sympy.Symbol(name) for name in names],
@@ -209,8 +213,9 @@ class _Program:
     def __call__(self, theta: FloatArray) -> FloatArray:
         """All rows at points ``(M, D)``: ``(rows, M)``."""
         columns = np.ascontiguousarray(theta.T)
-        rows = np.empty((len(self.keys), len(theta)))
-        rows[:] = self.numbers
+        rows = np.zeros((len(self.keys), len(theta)))
+        if self.numbered:
+            rows += self.numbers
         if self.linear is not None:
             rows += self.linear @ columns
         for row, form in self.forms:
@@ -219,9 +224,14 @@ class _Program:
             inputs = [columns[given] if given.ndim == 1 else given for given in self.fill_in]
             with np.errstate(all="ignore"):
                 for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
-                    rows[sink.rows] += (
-                        sink.factors @ values if sink.added else sink.factors * values
-                    )
+                    if sink.added:
+                        values = sink.factors @ values
+                    elif sink.factors is not None:
+                        values = sink.factors * values
+                    if sink.first:
+                        rows[sink.rows] = values
+                    else:
+                        rows[sink.rows] += values
         return rows
 
     def fill(self, rows: FloatArray, depth: int, shape: tuple[int, ...]) -> FloatArray:
@@ -248,20 +258,26 @@ class _Sink(NamedTuple):
     """Where the values of one formula ``(occurrences, M)`` go."""
 
     rows: int | slice | np.ndarray
-    factors: Any  # of each occurrence: numbers, or a matrix that adds up those of one row
+    factors: (
+        Any  # of each occurrence: numbers, or a matrix that adds up those of one row; None for ones
+    )
     added: bool
+    first: bool  # whether nothing else is in these rows before
 
 
-def _sink(rows: list[int], factors: list[float], total: int) -> _Sink:
-    first, count = rows[0], len(rows)
+def _sink(rows: list[int], factors: list[float], total: int, filled: set[int]) -> _Sink:
+    """Where the values of a formula go, when ``filled`` are the rows that hold something already."""
+    start, count, first = rows[0], len(rows), not filled & set(rows)
+    filled.update(rows)
     if len(set(rows)) == count:
-        whole = rows == list(range(first, first + count))
+        whole = rows == list(range(start, start + count))
         scale = np.array(factors)[:, None] if len(set(factors)) > 1 else factors[0]
-        return _Sink(slice(first, first + count) if whole else np.array(rows), scale, False)
+        at = slice(start, start + count) if whole else np.array(rows)
+        return _Sink(at, None if set(factors) == {1.0} else scale, False, first)
     if len(set(rows)) == 1:
-        return _Sink(first, np.array(factors), True)
+        return _Sink(start, np.array(factors), True, first)
     matrix = sparse.csr_array((factors, (rows, range(count))), shape=(total, count))
-    return _Sink(slice(None), matrix, True)
+    return _Sink(slice(None), matrix, True, False)
 
 
 def _keys(shape: Template, slots: Key) -> Iterator[Key]:

@@ -171,11 +171,11 @@ def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int,
         for symbol in term.free_symbols:
             if symbol in position:
                 parts.setdefault(position[symbol], []).append(sympy.diff(term, symbol))
-    slopes = {i: _without_kinks(sympy.Add(*parts[i])) for i in sorted(parts)}
+    slopes = {i: without_kinks(sympy.Add(*parts[i])) for i in sorted(parts)}
     return {i: slope for i, slope in slopes.items() if slope != 0}
 
 
-def _without_kinks(slope: sympy.Expr) -> sympy.Expr:
+def without_kinks(slope: sympy.Expr) -> sympy.Expr:
     """The derivative beside a kink, as of ``abs(x)``: what it is at the kink is no number."""
     if not slope.has(sympy.DiracDelta):
         return slope

@@ -45,6 +45,10 @@ class Loss(abc.ABC):
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
         """Value ``(...)``, gradient ``(..., D)`` and Hessian ``(..., D, D)`` up to ``order``."""
 
+    def jet_at(self, theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        """The same at one point ``(D,)``: for what is followed step by step."""
+        return self.jet(theta, order)
+
     def __call__(self, theta: ArrayLike) -> FloatArray:
         """The loss at points ``theta`` of shape ``(..., D)``."""
         return self.jet(theta, 0)[0]

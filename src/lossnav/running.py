@@ -39,7 +39,8 @@ def running_jet(
         array([3., 2.])
     """
     dim = theta.shape[-1]
-    loss = objective.loss.jet(theta, order)
+    jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+    loss = jet(theta, order)
     G = _derivatives(objective.metric, theta, order, np.eye(dim))
     f = _derivatives(objective.drift, theta, order, None)
     u = velocity if f is None else velocity - f[0]
@@ -119,10 +120,10 @@ def dip(objective: Objective, theta: FloatArray, velocity: FloatArray) -> float:
         saved = np.swapaxes(mixed, 1, 2) @ np.linalg.solve(hessian[:, dim:, dim:], mixed)
         places = np.triu_indices(dim)
         entries = (hessian[:, :dim, :dim] - saved)[:, *places]
-    return max(0.0, -_lowest(entries, *places, dim))
+    return max(0.0, -lowest(entries, *places, dim))
 
 
-def _lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> float:
+def lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> float:
     """A lower bound of the eigenvalues of symmetric matrices; exact for small ones."""
     if not np.isfinite(entries).all():
         return 0.0

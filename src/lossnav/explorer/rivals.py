@@ -153,7 +153,7 @@ def _curve(chosen: Setting, natural: bool, longest: float) -> Callable[[FloatArr
     limit = _limit(chosen)
 
     def flow(_: float, theta: FloatArray) -> FloatArray:
-        slope = objective.loss.grad(theta)
+        slope = objective.loss.jet_at(theta, 1)[1]
         if next(calls) > CALLS or not np.abs(theta).max() < limit:
             raise FloatingPointError
         if natural:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,12 @@ from lossnav.objective import Objective
 RULES = ("ours", "flow", "momentum", "adam", "ballistic", "newton", "natural")
 """Rules that a path can be compared with."""
 MOST_STEPS = 400
+ASSUMED = (
+    "landscape", "expression", "eta", "k", "gamma", "metric", "ratio", "angle", "drift", "speed",
+)  # fmt: skip
+"""What an objective is made of; the rest of a request is where to start and what to show."""
+FISHER = geometry.FisherGaussian(1)
+"""Kept, so that it is compiled once."""
 
 _START = TERRAINS["double-well"].settings
 FIELDS: dict[str, Field] = {
@@ -86,16 +93,23 @@ def setting(request: Any) -> Setting:
         raise Refused(f"y is {values['y']:g}, but {why} it is a variance: start at y > 0.")
     place = ground(values["landscape"], values["expression"])
     with np.errstate(all="ignore"):
-        if not all(np.isfinite(part).all() for part in place.loss.jet([values["x"], values["y"]])):
+        start = place.loss.jet_at(np.array([values["x"], values["y"]]))
+        if not all(np.isfinite(part).all() for part in start):
             raise Refused(
                 f"The loss or its curvature is not finite at the start ({values['x']:g}, {values['y']:g}): "
                 "start elsewhere."
             )
-    objective = Objective(
-        place.loss, metric=metric(values), drift=drift(values),
-        eta=values["eta"], k=values["k"], gamma=values["gamma"],
+    return Setting(values, place, _objective(*(values[name] for name in ASSUMED)))
+
+
+@functools.lru_cache(maxsize=16)
+def _objective(*assumed: Any) -> Objective:
+    """Kept with what has been worked out for it, for a start that is dragged about."""
+    values = dict(zip(ASSUMED, assumed, strict=True))
+    return Objective(
+        ground(values["landscape"], values["expression"]).loss, metric=metric(values),
+        drift=drift(values), eta=values["eta"], k=values["k"], gamma=values["gamma"],
     )  # fmt: skip
-    return Setting(values, place, objective)
 
 
 def settled(request: Any) -> dict[str, Any]:
@@ -114,7 +128,7 @@ def settled(request: Any) -> dict[str, Any]:
 def metric(values: dict[str, Any]) -> geometry.Field | None:
     """The metric that is asked for; None for the Euclidean one."""
     if values["metric"] == "fisher":
-        return geometry.FisherGaussian(1)
+        return FISHER
     if values["metric"] == "anisotropic":
         return geometry.ConstantMetric(turned(values["ratio"], values["angle"]))
     return None

@@ -17,7 +17,9 @@ from scipy.optimize import minimize
 from lossnav import landscapes
 from lossnav._checks import FloatArray
 from lossnav._expressions import ExpressionError
+from lossnav._symbolic import coordinates
 from lossnav.explorer.fields import Refused
+from lossnav.explorer.pointwise import Pointwise
 
 GRID = 81
 """Nodes on each side of the picture of a landscape."""
@@ -119,6 +121,17 @@ class Kept(landscapes.Loss):
 
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
         return self.loss.jet(theta, order)
+
+    def jet_at(self, theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        try:
+            return self._pointwise(theta, order)
+        except (ArithmeticError, ValueError, TypeError, NameError):  # arrays know infinity and NaN
+            return self.loss.jet(theta, order)
+
+    @functools.cached_property
+    def _pointwise(self) -> Pointwise:
+        symbols = coordinates(self.names or (), self.positive)
+        return Pointwise(self.loss.expression(symbols), symbols)
 
     def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
         return self.loss.bends(dim)

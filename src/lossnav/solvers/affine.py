@@ -9,19 +9,19 @@ so that at each step only the loss is worked out again, as it is without a drift
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.running import dip
-from lossnav.solvers.assembly import Assembly, Task, products
+from lossnav.solvers.assembly import Fixed, Task, products
 from lossnav.solvers.mesh import Mesh
 from lossnav.solvers.motion import Motion
 
 
-class Affine(Assembly):
-    """Affine drift, constant metric."""
+class Affine(Fixed):
+    """Affine drift, constant metric.
+
+    A velocity can make up for the drift, so J bends down no more than it does without.
+    """
 
     def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
         super().__init__(task, mesh)
@@ -40,11 +40,9 @@ class Affine(Assembly):
         self.places = objective.loss.bends(dim)
 
     def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        mesh, loss, dim = self.mesh, self.task.objective.loss, points.shape[1]
-        value = mesh.reference.value
+        mesh, dim = self.mesh, points.shape[1]
         local = mesh.local(points)
-        at = (value @ local).reshape(-1, dim)
-        jets = loss.sparse_jet(at) if order == 2 else loss.jet(at, order)
+        jets = self.jets(points, local, order)
         flat = local.reshape(len(local), -1, 1)
         pull = (self.fixed @ flat).reshape(local.shape)
         J = np.asarray(
@@ -57,7 +55,7 @@ class Affine(Assembly):
         if order == 0:
             return (J,)
         push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
-        gradient = mesh.gather(pull + self.linear + value.T @ push)
+        gradient = mesh.gather(pull + self.linear + mesh.reference.value.T @ push)
         if after is not None:
             gradient[-1] += after[1]
         if order == 1:
@@ -79,11 +77,6 @@ class Affine(Assembly):
         inside[:, :, rows, :, cols] += parts
         beside = rows != cols
         inside[:, :, cols[beside], :, rows[beside]] += parts[beside]
-
-    def dip(self, points: FloatArray) -> float:
-        """As without the drift: a velocity can make up for it, so what bends is the loss."""
-        at = (self.mesh.reference.value @ self.mesh.local(points)).reshape(-1, points.shape[1])
-        return dip(replace(self.task.objective, drift=None), at, np.zeros_like(at))
 
 
 def _pairs(kernel: FloatArray, matrix: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ def norm(x: FloatArray) -> float:
     For a few coordinates SciPy's checks of what they are given take most of the time, so NumPy's
     routines are used here and by who calls.
     """
-    return float(np.linalg.norm(x))
+    return math.sqrt(np.vdot(x, x))
 
 
 def solved(A: FloatArray, b: FloatArray) -> FloatArray:
@@ -94,5 +95,6 @@ def _by_vectors(A: FloatArray, H: FloatArray) -> tuple[FloatArray, FloatArray] |
 
 def _lyapunov(A: FloatArray, Q: FloatArray) -> FloatArray:
     """The X of A X + X A^T = Q, as one linear system."""
-    unit = np.eye(len(A))
-    return solved(np.kron(A, unit) + np.kron(unit, A), Q.ravel()).reshape(Q.shape)
+    unit, size = np.eye(len(A)), len(A) ** 2
+    both = A[:, None, :, None] * unit[None, :, None] + unit[:, None, :, None] * A[None, :, None]
+    return solved(both.reshape(size, size), Q.ravel()).reshape(Q.shape)

@@ -16,7 +16,7 @@ import numpy as np
 
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective
-from lossnav.running import dip, is_plain, running_jet
+from lossnav.running import dip, is_plain, lowest, running_jet
 from lossnav.solvers.ends import End
 from lossnav.solvers.mesh import Mesh, reference
 from lossnav.solvers.motion import affine_motion
@@ -103,6 +103,8 @@ class Assembly(abc.ABC):
         discount = task.objective.discount_at(mesh.gauss_t)
         self.weight = mesh.reference.weights * mesh.widths[:, None] * discount
         self._rest = task.rest * float(self.weight.sum())
+        end = mesh.edges[-1]
+        self._late = 0.0 if task.end is None else float(task.objective.discount_at(end))
 
     @abc.abstractmethod
     def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
@@ -124,13 +126,37 @@ class Assembly(abc.ABC):
         """The cost of the way beyond the mesh, with its derivatives in the last point."""
         if self.task.end is None:
             return None
-        policy = self.task.end.policy
-        D = float(self.task.objective.discount_at(self.mesh.edges[-1]))
-        slope = policy.P @ (last - policy.center) + policy.s
-        return D * float(policy.value(last)), D * slope, D * policy.P
+        policy, D = self.task.end.policy, self._late
+        x = last - policy.center
+        bent = policy.P @ x
+        value = float(x @ bent) / 2 + float(x @ policy.s) + policy.const
+        return D * value, D * (bent + policy.s), D * policy.P
 
 
-class _Plain(Assembly):
+class Fixed(Assembly):
+    """Motion costs one fixed quadratic form of the points, so that all that bends is the loss."""
+
+    _seen: tuple[FloatArray, FloatArray] | None = None
+
+    def jets(self, points: FloatArray, local: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        """The loss at the Gauss points, with its derivatives; of the second, the entries `bends`."""
+        at = (self.mesh.reference.value @ local).reshape(-1, points.shape[1])
+        loss = self.task.objective.loss
+        if order < 2:
+            return loss.jet(at, order)
+        found = loss.sparse_jet(at)
+        self._seen = points, found[2]
+        return found
+
+    def dip(self, points: FloatArray) -> float:
+        if self._seen is None or self._seen[0] is not points:
+            self.jets(points, self.mesh.local(points), 2)
+            return self.dip(points)
+        objective, dim = self.task.objective, points.shape[1]
+        return max(0.0, -lowest(objective.k * self._seen[1], *objective.loss.bends(dim), dim))
+
+
+class _Plain(Fixed):
     """No drift, constant metric. The Hessian's array is used again: each call overwrites the last."""
 
     def __init__(self, task: Task, mesh: Mesh) -> None:
@@ -153,11 +179,9 @@ class _Plain(Assembly):
             self.fixed[:, -1, -1, -1] += after[2][plain.places]
 
     def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        mesh, loss = self.mesh, self.task.objective.loss
-        value = mesh.reference.value
+        mesh = self.mesh
         local = mesh.local(points)
-        at = (value @ local).reshape(-1, points.shape[1])
-        jets = loss.sparse_jet(at) if order == 2 else loss.jet(at, order)
+        jets = self.jets(points, local, order)
         pull = self.kinetic @ local
         plain = self.task.plain
         if plain.G is not None:
@@ -169,7 +193,7 @@ class _Plain(Assembly):
         if order == 0:
             return (J,)
         push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
-        gradient = mesh.gather(pull + value.T @ push)
+        gradient = mesh.gather(pull + mesh.reference.value.T @ push)
         if after is not None:
             gradient[-1] += after[1]
         if order == 1:

@@ -44,16 +44,20 @@ def apart(found: Sequence[Minimum]) -> list[Minimum]:
 def against(
     found: Sequence[Minimum], rival: Trajectory, margin: float, floor: float, until: float
 ) -> list[Minimum]:
-    """Rough paths that may be better than ``rival`` and differ from it before the time ``until``."""
-    kept = []
-    for one in found:
-        if (1 - margin) * (one.J - floor) > max(rival.J - floor, 0.0):
-            continue
-        early = one.mesh.t <= until
-        gap = np.abs(one.points[early] - rival.at(one.mesh.t[early])).max()
-        if gap > ALIKE * np.ptp(one.points[early], axis=0).max():
-            kept.append(one)
-    return kept
+    """Rough paths that may be better than ``rival`` and differ from it, and from its candidates, before ``until``."""
+    return [
+        one
+        for one in found
+        if (1 - margin) * (one.J - floor) <= max(rival.J - floor, 0.0)
+        and not any(alike(one, path, until) for path in (rival, *rival.candidates))
+    ]
+
+
+def alike(one: Minimum, path: Trajectory, until: float) -> bool:
+    """Whether a path goes where another one goes, up to the time ``until``."""
+    early = one.mesh.t <= until
+    gap = np.abs(one.points[early] - path.at(one.mesh.t[early])).max()
+    return bool(gap <= ALIKE * np.ptp(one.points[early], axis=0).max())
 
 
 def best_of(paths: list[Trajectory]) -> Trajectory:
@@ -76,12 +80,12 @@ def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
     """Without the worse solved of two paths that begin alike and cost the same."""
     kept: list[Trajectory] = []
     for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None)):
-        alike = (
+        same = (
             abs(path.J - other.J) <= 1e-5 * abs(other.J)
             and np.linalg.norm(path.velocity0 - other.velocity0)
             <= 1e-3 * np.linalg.norm(other.velocity0)
             for other in kept
         )
-        if not any(alike):
+        if not any(same):
             kept.append(path)
     return kept

@@ -42,11 +42,12 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
             ends.append(end)
     window = window_of(objective, tol)
     rough: list[_Rough] = []
+    pace = rate(objective, theta0)
     for end in ends:
         try:
             if is_late(end, window):
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
-            rough.append(_to_end(ritz, objective, theta0, end, ends))
+            rough.append(_to_end(ritz, objective, theta0, end, ends, pace))
         except ValueError as error:
             reasons.append(str(error))
     # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
@@ -62,7 +63,7 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
     late = any(is_late(end, window) for end in ends)
     if not found and ends and not late and ritz.margin < 1:  # too much was given up
         return solve_endless(replace(ritz, margin=1.0), objective, theta0, tol)
-    cheap = window * rate(objective, theta0) <= 400
+    cheap = window * pace <= 400
     # With a drift the best path need not come to rest, so one is looked for that does not.
     if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
         rival = best_of(found) if found and ritz.margin < 1 else None
@@ -106,11 +107,20 @@ def _hopeful(ranked: Sequence[_Rough], margin: float) -> int:
 
 
 def _to_end(
-    ritz: Ritz, objective: Objective, theta0: FloatArray, end: End, ends: Sequence[End]
+    ritz: Ritz,
+    objective: Objective,
+    theta0: FloatArray,
+    end: End,
+    ends: Sequence[End],
+    pace0: float,
 ) -> _Rough:
-    """A rough path of low J that comes to rest at ``end``."""
+    """A rough path of low J that comes to rest at ``end``, from where things change at the rate ``pace0``."""
     task = Task(objective, theta0, end=end)
-    fast = max(end.fast, rate(objective, theta0))
+    fast = max(end.fast, pace0)
+
+    def hopeless(result: Minimum) -> bool:
+        return ritz.margin < 1 and _lingers(result, end, ends)
+
     widest = max(end.slow, objective.gamma / 0.75)
     horizon = APPROACH / end.slow
     for _ in range(3):
@@ -121,10 +131,12 @@ def _to_end(
             guesses.append(theta0 + end.policy.displacement(theta0, mesh.t))
         if ritz.guess is not None:
             guesses.append(ritz.guess(mesh.t))
-        tries = [minimise(task, mesh, guess, ritz.iterations, COARSE) for guess in guesses]
+        tries = [
+            minimise(task, mesh, guess, ritz.iterations, COARSE, hopeless) for guess in guesses
+        ]
         result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
         interrupted = result.status is Status.INTERRUPTED
-        if ritz.margin < 1 and not interrupted and _lingers(result, end, ends):
+        if not interrupted and hopeless(result):
             break
         if _arrived(result, end) or interrupted:
             return _Rough(task, end, result)
@@ -181,14 +193,15 @@ def _lingers(result: Minimum, end: End, ends: Sequence[End]) -> bool:
 
     Worked out, it would wait there ever longer, and cost what resting there costs.
     """
-    near = 0.05 * float(np.ptp(result.points, axis=0).max())
-    t = result.mesh.t
-    for other in ends:
-        if other is not end:
-            close = np.linalg.norm(result.points - other.theta, axis=-1) <= near
-            if float(np.diff(t)[close[1:] & close[:-1]].sum()) * other.slow >= 3.0:
-                return True
-    return False
+    points = result.points
+    near = 0.05 * float(np.ptp(points, axis=0).max())
+    others = [other for other in ends if other is not end]
+    if not others:
+        return False
+    places, slow = np.array([one.theta for one in others]), np.array([one.slow for one in others])
+    close = np.square(points - places[:, None]).sum(axis=-1) <= near**2
+    stays = (close[:, 1:] & close[:, :-1]) @ np.diff(result.mesh.t)
+    return bool((stays * slow >= 3.0).any())
 
 
 def _same(a: FloatArray, b: FloatArray) -> bool:

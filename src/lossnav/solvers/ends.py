@@ -7,6 +7,7 @@ equation gives the cost of the whole future from any point near by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ from lossnav.solvers.motion import affine_motion
 _SCALES = (0.0, 0.3, 1.0, 3.0)
 _SMALLEST = 0.03
 """The least part of the drift that is brought in at once."""
+_MOST_KEPT = 64
+Condition = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+"""What vanishes at a point of rest, and its Jacobian, at a point."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,21 @@ def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
 
 
 def end_at(objective: Objective, near: FloatArray) -> End:
-    """The end that a search from ``near`` finds.
+    """The end that a search from ``near`` finds; kept with the objective, as it is the same for every start.
 
     Raises:
         ValueError: There is none near by, or J is unbounded from it.
     """
+    kept: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
+    key = near.tobytes()
+    if key not in kept:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        kept[key] = _end_at(objective, near)
+    return kept[key]
+
+
+def _end_at(objective: Objective, near: FloatArray) -> End:
     with np.errstate(all="ignore"):
         theta = _rest_point(objective, near)
     policy = feedback(quadratic_around(objective, theta))
@@ -81,18 +95,19 @@ def _rest_point(objective: Objective, near: FloatArray) -> FloatArray:
     try:
         if objective.drift is not None:
             return _followed(objective, near)
-        return _root(objective, near, np.zeros_like(near))
+        return _root(_rest_condition(objective, len(near)), near, np.zeros_like(near))
     except ValueError:
         raise ValueError(f"No point of rest was found near {_short(near)}.") from None
 
 
 def _followed(objective: Objective, near: FloatArray) -> FloatArray:
     """The point of rest that ``near`` turns into as the drift is brought in step by step."""
-    start, _ = _rest_condition(objective, near)
+    condition = _rest_condition(objective, len(near))
+    start, _ = condition(near)
     theta, share, step = near, 0.0, 1.0
     while share < 1.0:
         try:
-            theta = _root(objective, theta, (1 - min(share + step, 1.0)) * start, quick=True)
+            theta = _root(condition, theta, (1 - min(share + step, 1.0)) * start, quick=True)
             share, step = min(share + step, 1.0), 2 * step
         except ValueError:
             step /= 2
@@ -102,28 +117,34 @@ def _followed(objective: Objective, near: FloatArray) -> FloatArray:
             # to rest is looked for anyway; without it, any point of rest is welcome.
             if objective.gamma:
                 raise
-            return _root(objective, near, np.zeros_like(near))
+            return _root(condition, near, np.zeros_like(near))
     return theta
 
 
-def _rest_condition(objective: Objective, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _rest_condition(objective: Objective, dim: int) -> Condition:
     """What vanishes at a point of rest, dl/dtheta + gamma dl/dv at v = 0, and its Jacobian."""
-    dim = len(theta)
-    motion = affine_motion(objective, theta)
+    motion, k, gamma = affine_motion(objective, np.zeros(dim)), objective.k, objective.gamma
     if motion is not None:
         G, J, c = motion
-        _, slope, hessian = objective.loss.jet(theta)
-        pull = (J.T - objective.gamma * np.eye(dim)) @ G
-        return objective.k * slope + pull @ (J @ theta + c), objective.k * hessian + pull @ J
-    _, slope, hessian = running_jet(objective, theta, np.zeros(dim))
-    return (
-        slope[:dim] + objective.gamma * slope[dim:],
-        hessian[:dim, :dim] + objective.gamma * hessian[dim:, :dim],
-    )
+        pull = (J.T - gamma * np.eye(dim)) @ G
+        push, bend = pull @ c, pull @ J
+
+        def condition(theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+            _, slope, hessian = objective.loss.jet_at(theta)
+            return k * slope + bend @ theta + push, k * hessian + bend
+
+    else:
+
+        def condition(theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+            _, slope, hessian = running_jet(objective, theta, np.zeros(dim))
+            turn = hessian[:dim, :dim] + gamma * hessian[dim:, :dim]
+            return slope[:dim] + gamma * slope[dim:], turn
+
+    return condition
 
 
 def _root(
-    objective: Objective, near: FloatArray, target: FloatArray, *, quick: bool = False
+    condition: Condition, near: FloatArray, target: FloatArray, *, quick: bool = False
 ) -> FloatArray:
     """Newton's method, damped, for the point where the condition equals ``target``.
 
@@ -131,12 +152,8 @@ def _root(
     """
     shortest, most = (0.1, 20) if quick else (1e-6, 60)
     theta = near
-
-    def condition(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        value, jacobian = _rest_condition(objective, x)
-        return value - target, jacobian
-
-    residual, jacobian = condition(theta)
+    value, jacobian = condition(theta)
+    residual = value - target
     for _ in range(most):
         if not (np.isfinite(residual).all() and np.isfinite(jacobian).all()):
             break
@@ -145,7 +162,8 @@ def _root(
             return theta
         length = 1.0
         while length > shortest:
-            new, new_jacobian = condition(theta + length * move)
+            value, new_jacobian = condition(theta + length * move)
+            new = value - target
             # What is left is measured by the step it asks for: in a narrow, curved valley the
             # condition itself grows on the right way.
             left = _newton_move(jacobian, new)

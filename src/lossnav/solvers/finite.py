@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from lossnav.objective import Objective
 from lossnav.running import running_jet
 from lossnav.solvers.algebraic import solved
 from lossnav.solvers.assembly import Task
-from lossnav.solvers.contest import against, apart, best_of, contenders, lowest
+from lossnav.solvers.contest import against, alike, apart, best_of, contenders, lowest
 from lossnav.solvers.ends import minima
 from lossnav.solvers.mesh import Mesh, graded
 from lossnav.solvers.newton import Minimum, minimise
@@ -63,7 +64,7 @@ def solve_finite(
         if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
             found.append(result)
     found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
-    paths = []
+    paths: list[Trajectory] = []
     if ritz.margin < 1:
         floor = lowest(objective, found, float(task.on(mesh).weight.sum()))
         found = apart(contenders(found, ritz.margin, floor))
@@ -71,11 +72,23 @@ def solve_finite(
             found = against(found, rival, ritz.margin, floor, T / 3)
             if not found:
                 raise ValueError("No path is better than one that comes to rest.")
+
+    def again(result: Minimum) -> bool:
+        return ritz.margin < 1 and any(
+            alike(result, path, T) and abs(result.J - path.J) <= 1e-4 * abs(path.J)
+            for path in paths
+        )
+
     for result in found[:3]:
         if ritz.elements:
             paths.append(trajectory(task, result, compare(task, result, ritz.iterations)))
-        else:
-            paths.append(trajectory(task, *refine(task, result, tol, stretch=1.0, **ritz.limits)))
+            continue
+        try:
+            fine = refine(task, result, tol, stretch=1.0, hopeless=again, **ritz.limits)
+            paths.append(trajectory(task, *fine))
+        except ValueError:  # it is the same path as one before
+            if not paths:
+                raise
     return best_of(paths)
 
 
@@ -110,7 +123,8 @@ def rate(objective: Objective, theta: FloatArray) -> float:
     """How fast things can change near any of the points ``(..., D)``."""
     dim = theta.shape[-1]
     if objective.metric is None and objective.drift is None:
-        bend = objective.eta * objective.k * objective.loss.hess(theta)
+        jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+        bend = objective.eta * objective.k * jet(theta)[2]
         if not np.isfinite(bend).all():
             return 1.0
         return math.sqrt(np.abs(np.linalg.eigvalsh(bend)).max()) + objective.gamma + 1e-12
@@ -142,7 +156,7 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
     def flow(_: float, x: FloatArray) -> FloatArray:
         if next(calls) > CALLS or np.abs(x).max() > far:
             raise FloatingPointError("no guess")
-        push = -pace * loss.grad(x)
+        push = -pace * loss.jet_at(x, 1)[1]
         if metric is not None:
             push = solved(objective.metric_at(x), push)
         return push if drift is None else objective.drift_at(x) + push
@@ -162,5 +176,11 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
 
 def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
     """A slight bend, the same every time: a path that keeps to a line of symmetry may be a saddle."""
-    aside = np.random.default_rng(0).normal(size=len(way))
-    return 1e-2 * np.outer(shape, aside) * float(np.linalg.norm(way) / np.linalg.norm(aside))
+    return 1e-2 * np.outer(shape, _aside(len(way))) * float(np.linalg.norm(way))
+
+
+@cache
+def _aside(dim: int) -> FloatArray:
+    """A direction of length one that favours no coordinate."""
+    aside = np.random.default_rng(0).normal(size=dim)
+    return np.asarray(aside / np.linalg.norm(aside), dtype=np.float64)

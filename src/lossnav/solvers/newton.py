@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from lossnav.solvers.assembly import Assembly, Task
 from lossnav.solvers.elimination import newton_step
 from lossnav.solvers.mesh import Mesh
 from lossnav.trajectory import Status
+
+PATIENCE = 4
+"""Newton steps that every path is given before it may be found hopeless."""
 
 
 @dataclass
@@ -28,7 +32,12 @@ class Minimum:
 
 
 def minimise(
-    task: Task, mesh: Mesh, points: FloatArray, iterations: int, accuracy: float = 1e-11
+    task: Task,
+    mesh: Mesh,
+    points: FloatArray,
+    iterations: int,
+    accuracy: float = 1e-11,
+    hopeless: Callable[[Minimum], bool] = lambda result: False,
 ) -> Minimum:
     """Least J over paths on ``mesh``, from the path ``points``.
 
@@ -39,16 +48,23 @@ def minimise(
         iterations: The most Newton steps.
         accuracy: Stop after a step that gains less than this part of J; as Newton's method converges
             quadratically, the next would gain about its square.
+        hopeless: Whether a path on the way is not worth going on from; not asked before `PATIENCE` steps.
     """
     points = points.copy()
     points[0] = task.theta0
     if task.stop is not None:
         points[-1] = task.stop
     with np.errstate(all="ignore"):  # a trial step may go where the loss overflows
-        return _newton(task.on(mesh), points, iterations, accuracy)
+        return _newton(task.on(mesh), points, iterations, accuracy, hopeless)
 
 
-def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: float) -> Minimum:
+def _newton(
+    whole: Assembly,
+    points: FloatArray,
+    iterations: int,
+    accuracy: float,
+    hopeless: Callable[[Minimum], bool],
+) -> Minimum:
     mesh = whole.mesh
     free = slice(1, None if whole.task.stop is None else -1)
     status, done = Status.ITERATIONS, 0
@@ -70,9 +86,10 @@ def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: floa
             size = abs(cost) + abs(decrease)
             # A lifted step is no Newton step: what it gains says little about what is left.
             last = decrease <= (1e-15 if find_step.lift.amount else accuracy) * size
-            length = 1.0
-            now = whole.cost(points + step, 1 if last else 2)
+            new = points + step
+            now = whole.cost(new, 1 if last else 2)
             if not (last or now[0] <= cost - 1e-4 * decrease):
+                length = 0.5
                 while (
                     not whole.cost(points + length * step, 0)[0] <= cost - 1e-4 * length * decrease
                 ):
@@ -82,8 +99,9 @@ def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: floa
                 if length < 1e-9:  # no progress is possible: rounding, or a kink in the loss
                     status = Status.CONVERGED if decrease <= 1e-8 * size else Status.ITERATIONS
                     break
-                now = whole.cost(points + length * step, 2)
-            points = points + length * step
+                new = points + length * step
+                now = whole.cost(new, 2)
+            points = new
             if np.isfinite(now[0]):
                 best = Minimum(mesh, points, float(now[0]), now[1][0], status, done)
             if last:
@@ -91,6 +109,8 @@ def _newton(whole: Assembly, points: FloatArray, iterations: int, accuracy: floa
                 break
             if float(np.abs(points).max()) > far:
                 status = Status.UNBOUNDED
+                break
+            if done >= PATIENCE and hopeless(best):
                 break
     except KeyboardInterrupt:
         status = Status.INTERRUPTED

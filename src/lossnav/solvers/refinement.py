@@ -72,17 +72,17 @@ def refine(
         else:
             mesh = _finer(result, degree, tol, stretch if error > tol else 1.0)
             points = _carry(task, result, mesh)
-        new = minimise(task, mesh, points, iterations, accuracy)
+        new = minimise(task, mesh, points, iterations, accuracy, hopeless)
         if not first:
             error = _difference(task, new, result)
+        if error > tol and new.status is not Status.INTERRUPTED and hopeless(new):
+            raise ValueError("Another path is better.")
         if new.status is not Status.CONVERGED:
             best = replace(new if new.J <= result.J else result, status=new.status)
             return best, math.inf
         result = new
         if error <= tol:
             return result, max(error, ROUNDING)
-        if hopeless(result):
-            raise ValueError("Another path is better.")
         first = False
     result.status = Status.ITERATIONS
     return result, error
@@ -129,7 +129,9 @@ def _difference(task: Task, new: Minimum, old: Minimum) -> float:
     ):  # otherwise its velocity is nothing but rounding errors
         still *= 1e-12
     moved = float(np.linalg.norm(v - w)) / max(float(np.linalg.norm(v)), still, 1e-300)
-    return max(moved, abs(new.J - old.J) / max(abs(new.J), 1e-300))
+    # The cost of motion is a difference of squares of coordinates, whose last digits are lost.
+    lost = 5e-15 * np.abs(new.points).max() ** 2 * (1 / new.mesh.widths).sum() / task.objective.eta
+    return max(moved, max(0.0, abs(new.J - old.J) - float(lost)) / max(abs(new.J), 1e-300))
 
 
 def _extent(result: Minimum) -> float:
