@@ -30,7 +30,8 @@ class Rehearsal:
         tensor: Which tensor each coordinate is of; ``weight``: how many coordinates it stands for.
         names: Of the tensors.
         loss: The loss of each batch.
-        rule: The first group's settings: ``lr``, ``beta1``, ``beta2`` (None for SGD), ``nesterov``, ``gamma``.
+        rule: The first group's settings: ``lr``, ``beta1``, ``beta2`` (None for SGD), ``nesterov``, ``gamma``,
+            and ``saturation``, as it is without a share.
         curvature: Estimates of the Hessian's diagonal at those coordinates at the end, one row for each
             probe; empty if it could not be had, for the reason in ``no_curvature``.
     """
@@ -200,6 +201,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "lr": float(group.get("lr", math.nan)),
         "nesterov": bool(group.get("nesterov", False)) or type(optimizer).__name__ == "NAdam",
         "gamma": float(group.get("gamma", 0.0)),
+        "saturation": _saturation(group),
         "beta2": None,
     }
     if "betas" in group:
@@ -216,6 +218,12 @@ def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             "calibrate with the optimizer None, or with one that has."
         )
     return rule
+
+
+def _saturation(group: dict[str, Any]) -> float:
+    """At a constant rate, a saturation c of which a is shared is one of (1-a)c/(1+ac) with none shared."""
+    c, a = float(group.get("saturation", 0.0)), float(group.get("shared", 0.0))
+    return (1 - a) * c / (1 + a * c)
 
 
 def _endless(data: Iterable[Any]) -> Iterator[Any]:

@@ -69,7 +69,8 @@ class Calibration:
         used: The settings of the rule that trained the copy.
         beta1: The memory of the mean that trains best, with or without ``look_ahead``.
         beta2: The memory of squared gradients that follows curvature best, or None.
-        gamma: The discount that fits curvature against variance, or None; zero where none is needed.
+        gamma: The discount that fits curvature against variance, or None; zero where none is needed. The
+            settings keep the one used, as another shortens steps; a note says which lr makes up for it.
         gain: How much lower the loss is expected to be than with the memory used, while training goes on
             as it did; an estimate of the theory, not a promise.
         alpha: Rate at which a coordinate's mean gradient is forgotten, over all tensors.
@@ -169,11 +170,10 @@ def calibrate(
     alive = v > 0
     if not alive.any():
         raise ValueError("All gradients were zero: there is nothing to calibrate.")
-    D = np.ones_like(v)
     step = rule["lr"] / (1 - rule["beta1"])  # of a momentum buffer
     if rule["beta2"] is not None:
-        D, step = rule["gamma"] + np.sqrt(rule["gamma"] ** 2 + v), rule["lr"]
-    share = seen.weight[alive] / D[alive]
+        step = rule["lr"]
+    share = seen.weight[alive] / _divisor(rule, v, seen.tensor)[alive]
     choice = _closed_loop.choose(seen.grad[:, alive], share, rule["beta1"], rule["nesterov"])
     if not choice.sure:
         notes.append(
@@ -191,12 +191,13 @@ def calibrate(
         law = _curvature_law.fit(seen.curvature, late, seen.weight)
         if rule["beta2"] is not None:
             memory = _curvature_law.memory(seen.grad, seen.curvature, seen.weight, rule["beta2"])
+            notes += filter(None, [_with_discount(seen, v, law.gamma)])
     else:
         notes.append(f"Curvature was not measured: {seen.no_curvature}. beta2 and gamma are kept.")
     pooled, tensors = _beliefs(seen)
     half = 1.96 * choice.gain[1] * power
     return Calibration(
-        settings=_settings(rule, choice, law, memory),
+        settings=_settings(rule, choice, memory),
         used={k: x for k, x in rule.items() if x is not None},
         beta1=Estimate(choice.best, choice.low, choice.high),
         look_ahead=choice.nesterov,
@@ -220,20 +221,45 @@ def calibrate(
     )
 
 
+def _divisor(rule: dict[str, Any], v: FloatArray, tensor: Any) -> FloatArray:
+    """What a rule divides the mean gradient of each coordinate by, in units of its learning rate."""
+    if rule["beta2"] is None:
+        return np.ones_like(v)
+    D = rule["gamma"] + np.sqrt(rule["gamma"] ** 2 + v)
+    c = rule["saturation"]
+    if c:
+        count = np.maximum(np.bincount(tensor), 1)
+        typical = (np.bincount(tensor, weights=v) / count)[tensor]
+        D = (D + c * v / np.sqrt(np.where(typical > 0, typical, 1.0))) / (1 + c)
+    return D
+
+
+def _with_discount(seen: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
+    """Which discount to use with which learning rate: what the loss falls by in a step, lr v/D, stays as it is."""
+    used = seen.rule["gamma"]
+    if not (gamma.low > 0 or used > gamma.high):
+        return ""
+    rules = (seen.rule, seen.rule | {"gamma": gamma.value})
+    falls = [
+        float(seen.weight @ (v / np.where(v > 0, _divisor(rule, v, seen.tensor), 1.0)))
+        for rule in rules
+    ]
+    return (
+        f"gamma = {gamma.value:.2g} fits the curvature better than the {used:.2g} used, which the settings keep: it "
+        f"needs lr = {seen.rule['lr'] * falls[0] / falls[1]:.3g} for steps as long as they are."
+    )
+
+
 def _settings(
-    rule: dict[str, Any], choice: _closed_loop.Choice, law: _curvature_law.CurvatureLaw | None,
-    memory: _curvature_law.Memory | None,
-) -> dict[str, Any]:  # fmt: skip
+    rule: dict[str, Any], choice: _closed_loop.Choice, memory: _curvature_law.Memory | None
+) -> dict[str, Any]:
     beta1, ahead = round(choice.beta1, 3), choice.nesterov and choice.beta1 > 0
     if rule["beta2"] is None:
         # The step of a coordinate over many gradients stays as it was.
         lr = rule["lr"] * (1 - beta1) / (1 - rule["beta1"])
         return {"lr": lr, "momentum": beta1, "nesterov": ahead}
-    gamma = rule["gamma"]
-    if law is not None and (law.gamma.low > 0 or gamma > law.gamma.high):
-        gamma = law.gamma.value
     beta2 = rule["beta2"] if memory is None else round(memory.beta2, 4)
-    return {"betas": (beta1, beta2), "gamma": gamma, "nesterov": ahead}
+    return {"betas": (beta1, beta2), "gamma": rule["gamma"], "nesterov": ahead}
 
 
 def _beliefs(seen: Rehearsal) -> tuple[_likelihood.Wandering, tuple[TensorBelief, ...]]:

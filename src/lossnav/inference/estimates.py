@@ -34,6 +34,18 @@ class Estimate:
         """Whether the interval holds ``truth``."""
         return self.low <= truth <= self.high
 
+    def over(self, other: Estimate) -> Estimate:
+        """The ratio of two independent numbers: the squares of their relative errors add up.
+
+        Examples:
+            >>> print(Estimate(2.0, 1.94, 2.06).over(Estimate(4.0, 3.84, 4.16)))
+            0.5 (0.47 to 0.53)
+        """
+        value = self.value / other.value
+        shares = [(e.high - e.low) / (2 * abs(e.value)) for e in (self, other)]
+        half = abs(value) * math.hypot(*shares)
+        return Estimate(value, value - half, value + half)
+
     def __str__(self) -> str:
         # Digits beyond the interval's own would only look exact.
         width = self.high - self.low

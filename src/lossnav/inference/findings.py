@@ -73,8 +73,7 @@ def drift(pull: Pull, fit: Fit | None) -> Drift:
     if pull.decay is None or fit is None or "lr" not in fit.estimates:
         return found
     lr = fit.estimates["lr"] if found.scales_with_lr is not False else Estimate.exactly(1.0)
-    low, high = sorted([pull.decay.low / lr.high, pull.decay.high / lr.low])
-    return replace(found, weight_decay=Estimate(pull.decay.value / lr.value, low, high))
+    return replace(found, weight_decay=pull.decay.over(lr))
 
 
 def remarks(fit: Fit) -> Iterator[str]:

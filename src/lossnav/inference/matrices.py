@@ -149,6 +149,7 @@ def basis(
     """The settings of a rule that is diagonal in a learnt basis."""
     # A square matrix: its first gradient fills both bases, and none is left to rounding.
     n = min(matrix_shape(box.shape))
+    entries = math.prod(box.shape)
     box = BlackBox(box.optimizer, (n, n), box.name)
     box.together = False  # bases may be refreshed in turns
     side = 10.0 ** -np.linspace(0, 0.75, n)
@@ -159,29 +160,33 @@ def basis(
     moves = box.run(g)
     beta2 = 0.95 if relaxed.beta2 is None else relaxed.beta2
     logs = [-math.log(1 - min(b, 0.999)) for b in (echo.beta1, beta2, beta2)]
-    # Saturation blurs the form of a discount, but not that the response bends where gradients are usual.
+    # Saturation blurs the form of a discount, but not that the response bends where gradients are usual. In its
+    # basis a gradient of n entries lies in one to n coordinates, and the corner is up to sqrt(n) times as far.
     bends = shape.form in ("discount", "eps", "root") and shape.corner > 1e-5 * size
-    gammas = [math.log(shape.corner)] if bends else []
-    start = np.array([0.0, *logs, *gammas])
+    gammas = [shape.corner * entries**power for power in (0, 0.25, 0.5)] if bends else []
     weight = 1 / np.sqrt((moves**2).mean(axis=(0, 2, 3), keepdims=True))
     early = g[:60, :1], moves[:60, :1]
 
     def likeliest(rules: list[TurnedRule]) -> TurnedRule:
         return min(rules, key=lambda one: _left(one, *early)[1])
 
-    # Look-ahead and saturation act at every step; how the basis follows shows less, so it comes second.
-    base = _tuned(TurnedRule(dt=1.0, finite=False), start)
-    parts = itertools.product((False, True), (0.0, 0.3, 2.0))
-    kind = likeliest([replace(base, nesterov=ahead, saturation=c) for ahead, c in parts])
+    # These act at every step; how the basis follows shows less, so it comes second.
+    base = _tuned(TurnedRule(dt=1.0, finite=False), np.array([0.0, *logs]))
+    parts = itertools.product((False, True), (0.0, 0.3, 2.0), gammas or [0.0])
+    kind = likeliest(
+        [replace(base, nesterov=ahead, saturation=c, gamma=2 * G) for ahead, c, G in parts]
+    )
     bases = [base.beta2, 0.8, 0.9, 0.95, 0.99]
     rule = likeliest(
         [replace(kind, refresh=r, basis_beta=b) for r in (10, 1, 2, 5, 20, 50) for b in bases]
     )
-    start[3] = -math.log(1 - (rule.basis_beta or 0.95))
+    logs[2] = -math.log(1 - (rule.basis_beta or 0.95))
+    corner = [math.log(rule.Gamma)] if bends else []
     best = None
     for one in (rule, replace(rule, single=True)):
-        first = np.append(start, [math.log(one.saturation)] if one.saturation else [])
-        first[0] = math.log(max(_left(one, g, moves)[0], 1e-300))
+        lr = math.log(max(_left(one, g, moves)[0], 1e-300))
+        bent = [math.log(one.saturation)] if one.saturation else []
+        first = np.array([lr, *logs, *corner, *bent])
         free = [np.inf] * (len(first) - 4)
 
         def left(x: FloatArray, one: TurnedRule = one) -> FloatArray:
@@ -198,14 +203,14 @@ def basis(
     assert best is not None
     variance = 2 * best.cost / best.fun.size * (1 if random else len(g))
     half = 2 * np.sqrt(np.maximum(np.diag(variance * np.linalg.pinv(best.jac.T @ best.jac)), 0))
-    names = ["lr", "beta1", "beta2", "basis", *(["gamma"] if gammas else []), "saturation"]
+    names = ["lr", "beta1", "beta2", "basis", *(["gamma"] if bends else []), "saturation"]
     got = {
         name: interval("beta2" if name == "basis" else name, x, h)
         for name, x, h in zip(names, best.x, half, strict=False)
     }
     residual = float(np.sqrt(2 * best.cost / best.fun.size))
     beta1, beta2 = (outside("beta1", best.x[i]) for i in (1, 2))
-    gamma = got["gamma"].value if gammas else 0.0
+    gamma = got["gamma"].value if bends else 0.0
     rule = replace(_tuned(rule, best.x), dt=got["lr"].value)
     model = Model(
         rule.dt, beta1=beta1, beta2=beta2, gamma=gamma, diffuse=(True, True),

@@ -17,26 +17,37 @@ from lossnav.inference.recall import signs
 
 TOLERANCE = 1e-3
 """A member's steps are explained to this share of their size, and better."""
+LULL = 300
+_RECALLED = 3e-3
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The length of steps in units of what the model expects, as the optimizer grows older."""
+    """The length of steps in units of what the model expects, as the optimizer grows older.
+
+    Attributes:
+        ages, ratios: The length up to each age.
+        lull: The same at the end of `LULL` more steps, after gradients a hundred times as small.
+    """
 
     ages: tuple[int, ...]
     ratios: tuple[float, ...]
+    lull: float
 
 
 def pace(box: BlackBox, rng: np.random.Generator, size: float, model: Model) -> Pace:
-    """Feed random signs of one size for long, and compare the length of steps with the model's."""
+    """Feed random signs of one size for long, then far smaller ones, and compare with the model's steps."""
     ages = (0, 4, 10, 30, 100, 300, 600)
-    g = size * signs(rng, ages[-1], 1, *box.shape)
+    g = size * signs(rng, ages[-1] + LULL, 1, *box.shape)
+    g[ages[-1] :] *= 0.01
     moves, expected = box.run(g), model.steps(g)
-    ratios = []
-    for first, last in pairwise(ages):
+
+    def ratio(first: int, last: int) -> float:
         d, e = moves[first:last], expected[first:last]
-        ratios.append(float((d * e).sum() / max((e * e).sum(), 1e-300)))
-    return Pace(ages[1:], tuple(ratios))
+        return float((d * e).sum() / max((e * e).sum(), 1e-300))
+
+    # The last hundred: the mean has forgotten the larger gradients then, or nearly.
+    return Pace(ages[1:], tuple(map(ratio, ages, ages[1:])), ratio(len(g) - 100, len(g)))
 
 
 def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterator[str]:
@@ -61,6 +72,13 @@ def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterato
         yield f"The length of its steps changes with their count ({story})."
     elif max(abs(r - 1) for r in relative[:2]) > 0.05:
         yield f"Its first steps have a length of their own ({story})."
+    lull = found.lull / late
+    if abs(lull - 1) > _RECALLED:
+        like = ", as if the largest variance were kept (AMSGrad)" if lull < 1 else ""
+        yield (
+            f"It does not forget large gradients as its memory of the variance would: {LULL} steps after them its "
+            f"steps are {lull:.3g} times as long{like}."
+        )
 
 
 def of_examination(
