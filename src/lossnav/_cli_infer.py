@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ def infer(
     optimizer: Annotated[
         list[str],
         typer.Argument(
-            help="Such as torch.optim.AdamW lr=1e-3, optax.adam lr=1e-3, lossnav.zoo:Lion, or my_module:make."
+            help="Such as torch.optim.AdamW lr=1e-3, optax.adam lr=1e-3, lossnav.zoo:Lion, my_module:make, "
+            "or run.npz, a training run that was recorded."
         ),
     ],
     compare: Annotated[
@@ -52,6 +55,9 @@ def infer(
     with contextlib.redirect_stdout(sys.stderr):  # the user's own code may print
         for kind, settings in asked:
             name = " ".join([kind, *(f"{k}={v}" for k, v in settings.items())])
+            if kind.endswith(".npz"):
+                founds.append(_recorded(kind, settings))
+                continue
             founds.append(
                 find(_optimizer(kind, settings), shape=sizes, seed=seed, budget=budget, name=name)
             )
@@ -87,7 +93,7 @@ def _asked(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
 def _value(word: str) -> Any:
     """A number, a tuple, True, False, None, or else the word itself."""
     try:
-        value = ast.literal_eval(word)
+        value = float(word) if word.lower() in ("nan", "inf", "-inf") else ast.literal_eval(word)
     except (ValueError, SyntaxError):
         return word
     return tuple(value) if isinstance(value, list) else value
@@ -102,10 +108,37 @@ def _sizes(shape: str) -> tuple[int, ...]:
         ) from None
 
 
+def _recorded(path: str, settings: dict[str, Any]) -> Assumptions:
+    """What a recorded run tells, of its largest group of parameters or of ``group=``."""
+    from lossnav.inference import infer_log
+    from lossnav.studies._named import check_settings
+
+    check_settings(f"The record {path!r}", settings, ["group"])
+    found = infer_log(path, **settings)
+    return dataclasses.replace(found, name=f"{found.name} in {path}")
+
+
 def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     """What a name stands for; a file beside the reader may be named as a module."""
     if "" not in sys.path:
         sys.path.insert(0, "")
+    from lossnav.inference.walks import Refusal
+    from lossnav.studies import _named
     from lossnav.studies.rulebook import factory
 
-    return factory(kind, settings)
+    if ":" in kind:
+        found = _named.locate(kind)
+        if _named.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
+            _named.check_settings(f"The function {kind!r}", settings, _named.accepted(found))
+            step = functools.partial(found, **settings)
+            step.__name__ = kind  # type: ignore[attr-defined]
+            return step
+    maker = factory(kind, settings)
+
+    def make(params: Any) -> Any:
+        try:
+            return maker(params)
+        except ValueError as error:  # a sentence already
+            raise Refusal(str(error)) from error
+
+    return make

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -65,6 +66,11 @@ class Record:
 
 
 _ARRAYS = ("step", "theta", "grad", "update", "square", "lr", "tensor", "place")
+# What NumPy raises for an archive of something else, or a broken one.
+_UNREADABLE = (
+    OSError, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _WORDS = tuple(f.name for f in fields(Record) if f.name not in _ARRAYS)
 
 
@@ -88,19 +94,25 @@ def read(path: str | os.PathLike[str]) -> Record:
     place = Path(path)
     if not place.is_file():
         raise FileNotFoundError(f"There is no record at {place}.")
+    if not zipfile.is_zipfile(place):
+        raise _no_record(place, "no NPZ file" if place.stat().st_size else "it is empty")
     try:
         # An open file of ours: NumPy leaves its own open if it cannot be read.
         with place.open("rb") as file, np.load(file, allow_pickle=False) as held:
             arrays = {name: held[name] for name in _ARRAYS}
             words = json.loads(held["words"].tobytes())
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{place} is not a record of a training run, or only a part of one ({error}): write it "
-            "with lossnav.inference.record."
-        ) from None
+    except _UNREADABLE as error:
+        raise _no_record(place, error) from None
     if not isinstance(words, dict) or words.get("format") != FORMAT:
         raise ValueError(f"{place} is not a record of this version of lossnav ({FORMAT!r}).")
     return _checked(place, arrays, words)
+
+
+def _no_record(place: Path, why: object) -> ValueError:
+    return ValueError(
+        f"{place} is not a record of a training run, or only a part of one ({why}): write it with "
+        "lossnav.inference.record."
+    )
 
 
 def _checked(place: Path, arrays: dict[str, Any], words: dict[str, Any]) -> Record:

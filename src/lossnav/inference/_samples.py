@@ -51,6 +51,10 @@ class Lot:
     def __init__(self, samples: list[tuple[int, Sample]]) -> None:
         self.tensors = [tensor for tensor, _ in samples]
         self.samples = [sample for _, sample in samples]
+        at = self.samples[0].missing
+        kind = torch.float64 if at.dtype == torch.float64 else torch.float32
+        counts = [sample.tensor.numel() for sample in self.samples]
+        self._sizes = torch.tensor(counts, dtype=kind, device=at.device)
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def parameters(self) -> Tensor:
@@ -65,15 +69,13 @@ class Lot:
         """The mean square of each whole gradient; NaN where there is none, or only a part of it is here."""
         whole = [_whole(sample.tensor.grad) for sample in self.samples]
         found = [i for i, grad in enumerate(whole) if grad is not None]
-        at = self.samples[0].missing
-        kind = torch.float64 if at.dtype == torch.float64 else torch.float32
-        squares = torch.full((len(whole),), math.nan, dtype=kind, device=at.device)
-        if found:
-            grads: list[Any] = [whole[i] for i in found]
-            norms = torch.stack(torch._foreach_norm(grads, 2, dtype=kind))
-            sizes = torch.tensor([g.numel() for g in grads], dtype=kind, device=at.device)
-            squares[found] = norms.square() / sizes
-        return squares
+        grads: list[Any] = [whole[i] for i in found]
+        norms = list(torch._foreach_norm(grads, 2, dtype=self._sizes.dtype)) if found else []
+        if len(found) < len(whole):
+            unknown = torch.full_like(self._sizes[0], math.nan)
+            every = dict(zip(found, norms, strict=True))
+            norms = [every.get(i, unknown) for i in range(len(whole))]
+        return torch.stack(norms).square() / self._sizes
 
 
 def lots_of(

@@ -8,6 +8,7 @@ from lossnav._checks import FloatArray
 from lossnav.inference.blackbox import BlackBox
 from lossnav.inference.drifting import Pull
 from lossnav.inference.symmetry import gap
+from lossnav.inference.walks import Refusal
 
 _STEPS, _LONG = 24, 80
 
@@ -19,7 +20,12 @@ def _noise(box: BlackBox, rng: np.random.Generator, size: float) -> FloatArray:
 def chance(box: BlackBox, rng: np.random.Generator, size: float) -> float:
     """How far two runs on the same gradients are apart; zero for a rule without chance."""
     g = _noise(box, rng, size)
-    apart = gap(box.run(g), box.run(g))
+    steps = box.run(g)
+    if not np.any(steps):
+        raise Refusal(
+            f"{box.name} made no step after {_STEPS} gradients, with the weights at zero: is its learning rate zero?"
+        )
+    apart = gap(steps, box.run(g))
     return apart if apart > 1e-7 else 0.0
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lossnav import _checks
 from lossnav._checks import FloatArray
 from lossnav.inference import (
     dependence,
@@ -32,6 +31,7 @@ from lossnav.inference.fitting import RESOLUTION, Fit, distance
 from lossnav.inference.model import Model
 from lossnav.inference.walks import Refusal
 
+MOST_ENTRIES = 1024
 _FORGETS_NOTHING = 2e4
 
 
@@ -79,10 +79,17 @@ def infer(
     began = time.perf_counter()
     if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ValueError(f"shape is {shape!r}, but it must be a tuple of whole numbers, 1 or more.")
+    if math.prod(shape) > MOST_ENTRIES:
+        raise ValueError(
+            f"shape is {shape!r}, with {math.prod(shape)} entries, but {MOST_ENTRIES} at most can be tried; rules do "
+            "with small tensors what they do with large ones."
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed is {seed!r}, but it must be a whole number, 0 or more.")
     if not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget is {budget!r}, but it must be a whole number, 1 or more.")
     box = BlackBox(optimizer, tuple(shape), name)
-    found = _Search(box, np.random.default_rng(int(_checks.number("seed", seed))), budget).result()
+    found = _Search(box, np.random.default_rng(seed), budget).result()
     return replace(found, seconds=time.perf_counter() - began)
 
 

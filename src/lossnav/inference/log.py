@@ -89,9 +89,9 @@ def _group(record: _record.Record, group: int | None, path: Any) -> int:
     counts = np.bincount(np.array(record.groups)[record.tensor])
     if group is None:
         return int(counts.argmax())
-    if not 0 <= group < len(counts) or not counts[group]:
+    if not isinstance(group, int) or not 0 <= group < len(counts) or not counts[group]:
         raise ValueError(
-            f"group is {group}, but {path} has coordinates of the groups "
+            f"group is {group!r}, but {path} has coordinates of the groups "
             f"{', '.join(str(i) for i in np.flatnonzero(counts))}."
         )
     return group

@@ -35,7 +35,9 @@ class Examination:
 
     def distance_of(self, rule: Rule) -> float:
         """How far a rule's steps are from these; the first few do not count."""
-        moves = run(rule, self.grads, self.theta)
+        g, theta = self.grads, self.theta
+        # Members that are tried on several tensors see single coordinates: they take all tensors as one.
+        moves = run(rule, g[:, None], theta[None])[:, 0] if len(theta) > 1 else run(rule, g, theta)
         return distance(self.steps[EARLY:], moves[EARLY:])
 
 

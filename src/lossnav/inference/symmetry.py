@@ -38,7 +38,7 @@ class Symmetry:
 
 def gap(a: FloatArray, b: FloatArray) -> float:
     """Root mean square difference in units of the first."""
-    size = float(np.sqrt((a**2).mean()))
+    size = float(np.sqrt((a**2).mean())) if a.size else 0.0
     return float(np.sqrt(((a - b) ** 2).mean())) / size if size else 0.0
 
 

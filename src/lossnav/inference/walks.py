@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,17 +49,19 @@ def _told(name: str, step: int | None = None) -> Iterator[None]:
     """What the optimizer raises becomes a sentence about it."""
     try:
         yield
-    except (Refusal, KeyboardInterrupt):
+    except Refusal:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:200].rstrip(".")
         when = "when it was made" if step is None else f"at step {step + 1}"
-        if "closure" in text and isinstance(error, TypeError | RuntimeError | ValueError):
+        at = traceback.extract_tb(error.__traceback__)[-1].line or ""
+        if step is not None and ("closure" in text or "closure" in at):
             raise Refusal(
                 f"{name} needs a closure that computes the loss again, and a probe has gradients but no "
                 "loss: it cannot be inferred."
             ) from error
-        raise Refusal(f"{name} raised {type(error).__name__} {when}: {text}.") from error
+        what = f"{type(error).__name__} {when}" + (f": {text}" if text else "")
+        raise Refusal(f"{name} raised {what}.") from error
 
 
 def _of_rule(rule: Rule, start: FloatArray, rate: float) -> Walk:
@@ -102,7 +105,12 @@ def _of_function(function: Callable[..., Any]) -> Walk:
 
 
 def _shaped(name: str, step: Any, shape: tuple[int, ...]) -> FloatArray:
-    move = np.asarray(step, dtype=np.float64)
+    try:
+        real = step is not None and not np.iscomplexobj(step)
+        move = np.asarray(step if real else "no number", dtype=np.float64)
+    except (TypeError, ValueError):
+        given = "None" if step is None else f"a {type(step).__name__}"
+        raise Refusal(f"{name} returned {given}, but a step is an array of real numbers.") from None
     if move.shape != shape:
         raise Refusal(
             f"{name} changed shapes: a step has {move.shape}, but the weights have {shape}."

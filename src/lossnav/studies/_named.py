@@ -40,7 +40,7 @@ def _imported(module: str, kind: str) -> Any:
         missing = error.name or module
         if not f"{module}.".startswith(f"{missing}."):  # the module is there; it wants another
             raise ValueError(f"Importing {module!r} failed: {_line(error)}.") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"Importing {module!r} failed: {_line(error)}.") from None
     parent, _, last = module.rpartition(".")
     if parent:  # a package may lend a name to a module that lies elsewhere
@@ -50,7 +50,8 @@ def _imported(module: str, kind: str) -> Any:
             f"{kind!r} needs the package {module}: pip install lossnav[{_EXTRAS[module]}]."
         )
     raise ValueError(
-        f"There is no module {module!r} for {kind!r}: it must be installed, or lie beside the study file."
+        f"There is no module {module!r} for {kind!r}: it must be installed, or lie where it is looked for "
+        "(beside the study file, or in the folder that the command is run from)."
     )
 
 
@@ -111,7 +112,7 @@ def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> An
     """Call what the user named; a refusal becomes a sentence that says with what it was called."""
     try:
         return make(*args, **settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         given = ", ".join(f"{name}={value!r:.40}" for name, value in settings.items())
         text = _line(error)
         raise ValueError(f"{what} cannot be made with {given or 'no settings'}: {text}") from error
