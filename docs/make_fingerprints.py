@@ -67,6 +67,10 @@ def draw(found, path):
             axis.plot(curve.at[:last], curve.fitted[:last], color="#c60", lw=1.2)
         if curve.log:
             axis.set_xscale("log"), axis.set_yscale("log")
+            low, high = min(curve.measured), max(curve.measured)
+            if high < 10 * low:  # rounding is not to look like a law
+                middle = (low * high) ** 0.5
+                axis.set_ylim(middle / 10, middle * 10)
         elif name == "curvature memory":
             axis.set_ylim(0, 1.2)
         axis.set_xlabel(curve.x)

@@ -3,14 +3,22 @@
 import copy
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-from lossnav.inference import _closed_loop, _curvature_law, _likelihood, calibrate
-from lossnav.inference._rehearsal import _probe, rehearse
+from lossnav.inference import (
+    Estimate,
+    _closed_loop,
+    _curvature_law,
+    _likelihood,
+    calibrate,
+    calibration,
+)
+from lossnav.inference._rehearsal import _probe, rehearse, rule_of
 from lossnav.inference._samples import lots_of
 from lossnav.optim.torch import Navigator
 
@@ -460,3 +468,28 @@ def test_a_rehearsal_trains_as_the_optimizer_would():
     assert seen.grad == pytest.approx(np.array(grads), rel=1e-6, abs=1e-9)
     assert seen.move == pytest.approx(np.array(moves), rel=1e-4, abs=1e-7)
     assert seen.weight.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5])
+def test_the_loop_counts_saturation(shared):
+    """Against the steps that Navigator makes after signs of one size for each coordinate."""
+    sizes = torch.tensor([0.1, 1.0, 3.0, 0.5], dtype=torch.float64)
+    theta = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = Navigator([theta], lr=0.1, betas=(0.0, 0.9), gamma=0.2, shared=shared)
+    for _ in range(3):
+        before, theta.grad = theta.detach().clone(), sizes.clone()
+        optimizer.step()
+    moved = (before - theta.detach()).numpy()
+    v, tensor = (sizes**2).numpy(), np.zeros(4, dtype=int)
+    D = calibration._divisor(rule_of(optimizer), v, tensor)
+    assert moved == pytest.approx(0.1 * sizes.numpy() / D, rel=1e-6)
+
+
+def test_a_discount_is_proposed_with_its_learning_rate():
+    v = np.array([1.0, 1.0])
+    rule = {"lr": 0.1, "beta2": 0.9, "gamma": 0.0, "saturation": 0.0}
+    seen = SimpleNamespace(rule=rule, weight=np.ones(2), tensor=np.zeros(2, dtype=int))
+    note = calibration._with_discount(seen, v, Estimate(0.75, 0.5, 1.0))
+    assert "gamma = 0.75" in note
+    assert "lr = 0.2 " in note  # D = 0.75 + sqrt(0.75**2 + 1) = 2
+    assert not calibration._with_discount(seen, v, Estimate(0.75, 0.0, 1.0))

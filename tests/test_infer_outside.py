@@ -87,6 +87,12 @@ def test_momentum_after_the_division():
     assert says(found, "averages steps, not gradients")
 
 
+def test_a_variance_that_is_never_forgotten():
+    """Also where the memory is so long that no other probe sees the difference."""
+    found = infer(lambda p: torch.optim.Adam(p, betas=(0.9, 0.9999), amsgrad=True), shape=SMALL)
+    assert says(found, "does not forget large gradients", "AMSGrad")
+
+
 @pytest.mark.parametrize("make", [torch.optim.Adamax, torch.optim.RAdam])
 def test_others_are_not_misnamed(make):
     found = infer(make, shape=SMALL)
@@ -101,6 +107,11 @@ def test_look_ahead_that_changes_is_named():
     assert found.settings["lr"].value == pytest.approx(1e-3, rel=0.01)
     assert found.memory.gradient.value == pytest.approx(1 / 0.15, rel=0.03)
     assert found.memory.curvature.value == pytest.approx(50, rel=0.03)
+
+
+class Calling(torch.optim.SGD):
+    def step(self, closure=None):
+        return closure()
 
 
 def failing(grad, theta):
@@ -120,6 +131,10 @@ class Reshaping(torch.optim.SGD):
         (failing, "failing raised RuntimeError at step 1: no more today"),
         (lambda grad, theta: grad * np.nan, "returned nan at step 1"),
         (torch.optim.LBFGS, "LBFGS needs a closure"),
+        (lambda p: Calling(p, lr=0.1), "Calling needs a closure"),
+        (lambda grad, theta: None, "returned None, but a step is an array of real numbers"),
+        (lambda grad, theta: 1j * grad, "returned a ndarray, but a step is an array of real numbers"),
+        (lambda p: torch.optim.SGD(p, lr=0.0), "SGD made no step after 24 gradients"),
         (lambda p: Reshaping(p, lr=0.1), r"Reshaping changed shapes: .* from \(4, 3\) to \(12,\)"),
         (lambda grad, theta: grad.ravel(), r"changed shapes: a step has \(12,\)"),
         (lambda p: torch.optim.SGD(p, lr=-1), "raised ValueError when it was made: Invalid learning"),
@@ -135,5 +150,9 @@ def test_what_is_no_optimizer():
         infer("adam")
     with pytest.raises(ValueError, match="tuple of whole numbers"):
         infer(torch.optim.SGD, shape=())
+    with pytest.raises(ValueError, match="1025 entries, but 1024 at most"):
+        infer(torch.optim.SGD, shape=(1025,))
+    with pytest.raises(ValueError, match="seed is -1"):
+        infer(torch.optim.SGD, seed=-1)
     with pytest.raises(ValueError, match="budget is 0"):
         infer(torch.optim.SGD, budget=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lossnav.inference._log_adaptive import Fitted, held_out
 from lossnav.inference._log_linear import Linear, OneLength, sign_memories
+from lossnav.inference._log_member import Fitted, held_out
 from lossnav.inference._log_pieces import Piece
 from lossnav.inference.assumptions import Assumptions
 from lossnav.inference.estimates import Discount, Drift, Estimate, Memory, Nearest, Structure

@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.inference._log_adaptive import SINGLE, Fitted, Form, predicted
+from lossnav.inference._log_adaptive import SINGLE
 from lossnav.inference._log_linear import ROUNDING
+from lossnav.inference._log_member import Fitted, Form, predicted
 from lossnav.inference._log_pieces import Piece
 from lossnav.inference.estimates import Estimate
 

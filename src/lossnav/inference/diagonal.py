@@ -89,7 +89,8 @@ def numbers(model: Model) -> list[str]:
     """The settings of a model that are worth fitting."""
     names = ["lr"]
     names += ["beta1"] if model.beta1 else []
-    names += ["fresh"] if model.fresh else []
+    # Where gains go by noise, a look-ahead has the gain of each coordinate, and no weight of its own.
+    names += ["fresh"] if model.fresh and not model.by_noise else []
     if model.beta2 is not None:
         names += ["growth"] if model.growth is not None else ["beta2"]
         names += [name for name in ("gamma", "eps", "root") if getattr(model, name)]
@@ -179,14 +180,6 @@ def settle(
     if best.residual < enough:
         return best
     return seen.fit(best.model, numbers(best.model))
-
-
-def _without_nothing(best: Fit, seen: Lesson, random: bool) -> Fit:
-    """The fit without a weight of the last gradient that may as well be zero, if noise put it there."""
-    if not (random and "fresh" in best.estimates and best.estimates["fresh"].holds(0.0)):
-        return best
-    model = replace(best.model, fresh=0.0, trend=0.0)
-    return seen.fit(model, numbers(model), rounds=12)
 
 
 _STARTS = [(True, True), (False, False), (False, True), (True, False)]

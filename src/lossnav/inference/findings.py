@@ -98,6 +98,8 @@ def gradient_memory(echo: Echo, fit: Fit | None) -> Curve:
     fitted: FloatArray = np.zeros(0)
     if fit is not None:
         b, c = fit.model.beta1, fit.model.fresh
+        if fit.model.by_noise and c:
+            c = 1 - b  # the gain of a coordinate of usual noise
         fitted = (1 - c) * (1 - b) * b**lags + c * (lags == 0)
     data = _lists(lags, echo.lags, fitted)
     return Curve("gradient memory", "steps since a gradient", "its weight in the step", *data)

@@ -223,9 +223,12 @@ class _Search:
         else:
             self._unexplained(lesson, exam, expected)
         if not self.random:
-            known = distance(exam.steps[diagonal.EARLY :], expected[diagonal.EARLY :]) < 0.1
-            found = verdicts.pace(box, rng, self.size, fit.model)
-            self.outside += verdicts.of_pace(found, known or self.kind == "factored")
+            missed = (
+                fit.residual
+            )  # of a factored rule, whose examination is not the diagonal model's
+            if self.kind != "factored":
+                missed = distance(exam.steps[diagonal.EARLY :], expected[diagonal.EARLY :])
+            self.outside += verdicts.of_pace(verdicts.pace(box, rng, self.size, fit.model), missed)
         members = nearest.diagonal_members(fit.model, lesson, self.pull, one_length=False)
         return self._assumed(fit, nearest.choose(members, exam))
 
@@ -262,8 +265,9 @@ class _Search:
                 "It forgets no gradient: it divides by the root of the sum of all squares, so that steps "
                 "grow shorter."
             )
-            lr = estimates["lr"].value * factor
-            estimates["lr"] = Estimate(lr, lr * (1 - 1e-3), lr * (1 + 1e-3))
+            for name in {"lr", "eps"} & set(estimates):  # D is that of a sum, not of a mean
+                value = estimates[name].value * factor
+                estimates[name] = Estimate(value, value * (1 - 1e-3), value * (1 + 1e-3))
             estimates.pop("beta2")
         return Fit(model, estimates, fit.residual)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lossnav.inference import _record
-from lossnav.inference._log_adaptive import Fitted, fit_adaptive
+from lossnav.inference._log_adaptive import fit_adaptive
 from lossnav.inference._log_found import of_adaptive, of_linear, of_one_length
 from lossnav.inference._log_late import fit_late
 from lossnav.inference._log_linear import (
@@ -26,6 +26,7 @@ from lossnav.inference._log_linear import (
     fit_linear,
     fit_one_length,
 )
+from lossnav.inference._log_member import Fitted
 from lossnav.inference._log_pieces import Piece, changed_between, pieces
 from lossnav.inference.assumptions import Assumptions
 

@@ -10,7 +10,7 @@ from lossnav.inference.assumptions import Assumptions
 from lossnav.inference.estimates import Curve
 from lossnav.inference.report import rows, verdict
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 360, 230, 62, 44, 26
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 366, 230, 62, 20, 44, 26
 _STYLE = """
 body{font:16px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222;background:#fff}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top}
@@ -22,10 +22,11 @@ svg text{font:12px system-ui,sans-serif;fill:#333}.outside{color:#a33}h2{margin-
 def written(founds: Sequence[Assumptions]) -> str:
     """One page for one or several optimizers."""
     names = html.escape(" and ".join(found.name for found in founds))
+    title = f"What {names} assume{'s' if len(founds) == 1 else ''}"
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        f"<title>What {names} assumes</title><style>{_STYLE}</style></head><body>",
-        f"<h1>What {names} assumes</h1>",
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{title}</h1>",
     ]
     if len(founds) > 1:
         parts.append(_side_by_side(founds))
@@ -83,19 +84,21 @@ def draw(curve: Curve) -> str:
     if not shown:
         return f"<svg width='{_WIDTH}' height='{_HEIGHT}'><text x='20' y='40'>nothing to draw</text></svg>"
     xs, ys = zip(*shown, *line, strict=True)
-    low = min(ys) if curve.log else min(0.0, *ys)
-    ranges = (min(xs), max(xs), low, max(ys))
+    low, high = min(ys) if curve.log else min(0.0, *ys), max(ys)
+    if curve.log and high - low < 1:  # a decade at least: rounding is not to look like a law
+        low, high = (low + high - 1) / 2, (low + high + 1) / 2
+    ranges = (min(xs), max(xs), low, high)
 
     def at(x: float, y: float) -> tuple[float, float]:
         a, b, c, d = ranges
-        across = (x - a) / ((b - a) or 1.0) * (_WIDTH - _LEFT - 14)
+        across = (x - a) / ((b - a) or 1.0) * (_WIDTH - _LEFT - _RIGHT)
         up = (y - c) / ((d - c) or 1.0) * (_HEIGHT - _BOTTOM - _TOP)
         return round(_LEFT + across, 1), round(_HEIGHT - _BOTTOM - up, 1)
 
     parts = [
         f"<svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='{html.escape(curve.name)}'>",
         f"<text x='{_LEFT}' y='16'>{html.escape(curve.name)}</text>",
-        f"<path d='M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - 14}' fill='none' stroke='#999'/>",
+        f"<path d='M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}' fill='none' stroke='#999'/>",
     ]
     parts += _ticks(curve, ranges, at)
     if line:

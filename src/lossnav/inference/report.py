@@ -118,7 +118,7 @@ def verdict(found: Assumptions) -> str:
         return "It is optimal for an objective of the family: see .objective()."
     text = "It is optimal for no objective of the family."
     if any("explained" in sentence for sentence in found.outside):
-        text += " The numbers above are those of the family's most similar rule, not its own."
+        text += " The numbers are those of the family's most similar rule, not its own."
     return text
 
 

@@ -19,6 +19,7 @@ TOLERANCE = 1e-3
 """A member's steps are explained to this share of their size, and better."""
 LULL = 300
 _RECALLED = 3e-3
+_STRANGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Pace:
 
     Attributes:
         ages, ratios: The length up to each age.
-        lull: The same at the end of `LULL` more steps, after gradients a hundred times as small.
+        lull: The same at the end of `LULL` more steps, after gradients a hundred times as small; NaN if the
+            model does not say.
     """
 
     ages: tuple[int, ...]
@@ -46,15 +48,16 @@ def pace(box: BlackBox, rng: np.random.Generator, size: float, model: Model) -> 
         d, e = moves[first:last], expected[first:last]
         return float((d * e).sum() / max((e * e).sum(), 1e-300))
 
-    # The last hundred: the mean has forgotten the larger gradients then, or nearly.
-    return Pace(ages[1:], tuple(map(ratio, ages, ages[1:])), ratio(len(g) - 100, len(g)))
+    # The last hundred: the mean has forgotten the larger gradients then, or nearly. A trend is not known so far on.
+    lull = float("nan") if model.trend else ratio(len(g) - 100, len(g))
+    return Pace(ages[1:], tuple(map(ratio, ages, ages[1:])), lull)
 
 
-def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterator[str]:
-    """Warm-up, or another schedule inside the optimizer.
+def of_pace(found: Pace, missed: float = 0.0, tolerance: float = 0.02) -> Iterator[str]:
+    """Warm-up, or another schedule inside the optimizer; and what is never forgotten.
 
     Args:
-        known: Whether the model explains the steps at all; if not, only what is plain is said.
+        missed: The share of the steps that the model misses; if it is large, only what is plain is said.
     """
     late = found.ratios[-1]
     if not late > 0:
@@ -62,7 +65,7 @@ def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterato
     relative = [r / late for r in found.ratios]
     ages = found.ages
     story = ", ".join(f"{r:.3g} by step {age}" for r, age in zip(relative, ages, strict=True))
-    if not known:
+    if missed > _STRANGE:
         if max(abs(r - 1) for r in relative[3:]) > 0.2:
             yield f"The length of its steps changes with their count ({story})."
         return
@@ -73,7 +76,7 @@ def of_pace(found: Pace, known: bool = True, tolerance: float = 0.02) -> Iterato
     elif max(abs(r - 1) for r in relative[:2]) > 0.05:
         yield f"Its first steps have a length of their own ({story})."
     lull = found.lull / late
-    if abs(lull - 1) > _RECALLED:
+    if abs(lull - 1) > max(_RECALLED, 3 * missed):
         like = ", as if the largest variance were kept (AMSGrad)" if lull < 1 else ""
         yield (
             f"It does not forget large gradients as its memory of the variance would: {LULL} steps after them its "
