@@ -1,12 +1,15 @@
 """What is no member of the family is said to be none, and what cannot be run gets a sentence."""
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 import optax
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from lossnav import cli
 from lossnav.inference import infer
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
@@ -156,3 +159,45 @@ def test_what_is_no_optimizer():
         infer(torch.optim.SGD, seed=-1)
     with pytest.raises(ValueError, match="budget is 0"):
         infer(torch.optim.SGD, budget=0)
+
+
+MODULE = """
+import sys
+
+def step(grad, theta, rate=0.1):
+    return -rate * grad
+
+def leaves(params):
+    sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["torch.optim.Nope"], "There is no 'Nope' in torch.optim."),
+        (["mine:leaves"], "The rule 'mine:leaves' cannot be made with no settings: SystemExit: 4"),
+        (["mine:step", "speed=1"], "The function 'mine:step' has no setting 'speed'."),
+        (["fails:make"], "Importing 'fails' failed: SystemExit: 3."),
+        (["torch.optim.SGD", "lr=nan"], "torch.optim.SGD lr=nan returned nan at step 1"),
+        (["empty.npz"], "only a part of one (it is empty)"),
+        (["text.npz"], "only a part of one (no NPZ file)"),
+        (["gone.npz"], "There is no record at gone.npz."),
+        (["empty.npz", "lr=1"], "The record 'empty.npz' has no setting 'lr'. It takes: group."),
+        (["--compare", "torch.optim.SGD"], "--compare needs two optimizers or more"),
+        (["torch.optim.SGD", "--html", "no/page.html"], "there is no folder no."),
+    ],
+)  # fmt: skip
+def test_the_command_ends_in_one_sentence(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for name in ("mine", "fails"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "mine.py").write_text(MODULE)
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)")
+    (tmp_path / "empty.npz").touch()
+    (tmp_path / "text.npz").write_text("no record")
+    result = CliRunner().invoke(cli.app, ["infer", *words])
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert sentence in result.stderr
