@@ -376,3 +376,25 @@ def test_as_a_module_in_a_pipe_that_closes_early():
     )
     closed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra():
+    """As `pip install lossnav` alone leaves it."""
+    code = """
+import sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+from lossnav.cli import app
+app(sys.argv[1:])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "infer", "torch.optim.SGD", "lr=0.1"], capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 2
+    said = "This needs torch, which is not installed: pip install 'lossnav[torch]'."
+    assert done.stderr == f"Error: {said}\n"

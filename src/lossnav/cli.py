@@ -35,6 +35,8 @@ Spec = Annotated[
     str, typer.Argument(help="A built-in problem (see `lossnav problems`) or a TOML file.")
 ]
 
+EXTRAS = {"torch": "torch", "jax": "jax", "optax": "jax", "joblib": "study", "sklearn": "study"}
+"""Libraries that come with an extra."""
 METHODS = ("auto", "riccati", "ritz", "direct", "collocation")
 
 
@@ -60,10 +62,21 @@ def _guarded(command: Callable[P, None]) -> Callable[P, None]:
         except (ValueError, TypeError, OSError, ImportError) as error:
             if os.environ.get("LOSSNAV_TRACEBACK"):
                 raise
-            _say("Error: " + " ".join(str(error).split()))
+            _say("Error: " + (_missing(error) or " ".join(str(error).split())))
             raise typer.Exit(2) from None
 
     return run
+
+
+def _missing(error: Exception) -> str | None:
+    """What to install, if a library that comes with an extra is not there."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    extra = EXTRAS.get((name or "").split(".")[0])
+    return (
+        None
+        if extra is None
+        else f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
+    )
 
 
 def _check_output(option: str, path: Path | None, endings: list[str]) -> None:
