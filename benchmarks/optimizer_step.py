@@ -155,19 +155,36 @@ def start():
 ROWS = {f.__name__: f for f in (fused, foreach, settings, memory, start)}
 
 
+def transformer():
+    """The parameters of the million in benchmarks/training/text_1m.toml."""
+    from lossnav.studies.tasks.text import Transformer
+
+    torch.manual_seed(0)
+    model = Transformer(65, layers=5, width=128, heads=4, context=64)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    return list(model.parameters())
+
+
 def kronecker():
-    """Beliefs about matrices; the mean over whole cycles of a refresh, the better of two cycles."""
+    """Beliefs about matrices, of ten million numbers and of a transformer's million."""
+    against_soap("KroneckerNavigator / SOAP", parameters, cycles=2)
+    against_soap("the same, transformer of a million", transformer, cycles=6)
+
+
+def against_soap(title, make, cycles):
+    """The mean over whole cycles of a refresh, the best of several."""
     from pytorch_optimizer import SOAP
 
     from lossnav.optim._torch_kronecker import KroneckerNavigator
 
     made = {
-        "theirs": SOAP(parameters(), weight_decay=0.0, precondition_frequency=10),
-        "ours": KroneckerNavigator(parameters(), refresh=10),
+        "theirs": SOAP(make(), weight_decay=0.0, precondition_frequency=10),
+        "ours": KroneckerNavigator(make(), refresh=10),
     }
     rng = torch.Generator().manual_seed(1)
     times = {name: [] for name in made}
-    for _ in range(21):
+    for _ in range(10 * cycles + 1):
         for name, optimizer in made.items():
             for p in optimizer.param_groups[0]["params"]:
                 p.grad.normal_(0.0, 1e-2, generator=rng)
@@ -175,12 +192,13 @@ def kronecker():
             optimizer.step()
             times[name].append(time.perf_counter() - began)
     # The first step of each sets up its bases.
-    cycles = {name: np.reshape(found[1:], (2, 10)) for name, found in times.items()}
-    mean = {name: found.mean(axis=1).min() for name, found in cycles.items()}
+    found = {name: np.reshape(each[1:], (cycles, 10)) for name, each in times.items()}
+    mean = {name: each.mean(axis=1).min() for name, each in found.items()}
     note = f"{mean['ours']:.3f} s against {mean['theirs']:.3f} s"
-    say("KroneckerNavigator / SOAP", mean["ours"] / mean["theirs"], 1.0, note=note)
-    slow = {name: found.max(axis=1).min() for name, found in cycles.items()}
-    print(f"  (slowest step of a cycle: {slow['ours']:.3f} s against {slow['theirs']:.3f} s)")
+    say(title, mean["ours"] / mean["theirs"], 1.0, note=note)
+    for word, slow in (("slowest", np.max), ("median", np.median)):
+        of = {name: slow(each, axis=1).min() for name, each in found.items()}
+        print(f"  ({word} step of a cycle: {of['ours']:.3f} s against {of['theirs']:.3f} s)")
     print(
         f"  (first step: {times['ours'][0]:.2f} s against {times['theirs'][0]:.2f} s)", flush=True
     )

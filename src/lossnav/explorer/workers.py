@@ -77,6 +77,10 @@ def serve(connection: Connection) -> None:
                 found: dict[str, Any] = {"answer": api.answer(question, request)}
             except api.Refused as error:
                 found = {"error": str(error)}
+            except Exception:  # a stop may have left a module half imported: a new worker will tell
+                if os.environ.get("LOSSNAV_TRACEBACK"):
+                    raise
+                return
             finally:
                 busy = False
         except Stopped:  # it may come at any point above, in a handler too
@@ -144,16 +148,24 @@ class Seat:
         self.losses = 0
 
     def ask(self, message: bytes, limit: float) -> bytes:
-        """The answer of the worker here; a new one if the last was killed. Blocks."""
-        if self.worker is None:
-            self.worker = Worker(self.context)
-        try:
-            return self.worker.ask(message, limit)
-        except (
-            EOFError,
-            OSError,
-        ):  # it died of its question: out of memory, or killed from outside
-            raise TooSlow from None
+        """The answer of the worker here; a new one if the last was killed. Blocks.
+
+        A worker that dies may have died of what an earlier question left, which was stopped halfway. So a new one
+        is asked once more.
+
+        Raises:
+            TooSlow: The answer took longer than ``limit``.
+            Lost: The second worker died as well: of the question, out of memory or killed from outside.
+        """
+        for _ in range(2):
+            if self.worker is None:
+                self.worker = Worker(self.context)
+            try:
+                return self.worker.ask(message, limit)
+            except (EOFError, OSError):
+                self.losses += 1
+                self.close()
+        raise Lost
 
     def cancel(self) -> None:
         if self.worker is not None:

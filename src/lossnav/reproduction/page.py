@@ -37,7 +37,7 @@ math { font-size: 1.08em; font-family: "STIX Two Math", "Latin Modern Math", "Ca
 math .right { text-align: right; } math .left { text-align: left; padding-left: 0; }
 table { border-collapse: collapse; font-size: .9em; } .limits { margin-top: .5em; }
 th, td { border-bottom: 1px solid var(--line); padding: .3em .7em; text-align: left; vertical-align: top; }
-td { font-variant-numeric: tabular-nums; } .note { font-size: .92em; border-left: 3px solid #E69F00; padding-left: .7em; }
+td { font-variant-numeric: tabular-nums; } .note { font-size: .92em; border-left: 3px solid #E69F00; padding-left: .7em; overflow-x: auto; }
 @media print {
   :root { color-scheme: light; --link: black; } @page { margin: 16mm 14mm; }
   body { max-width: none; font-size: 10.5pt; padding: 0; color: black; background: white; }
