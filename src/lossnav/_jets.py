@@ -258,9 +258,7 @@ class _Sink(NamedTuple):
     """Where the values of one formula ``(occurrences, M)`` go."""
 
     rows: int | slice | np.ndarray
-    factors: (
-        Any  # of each occurrence: numbers, or a matrix that adds up those of one row; None for ones
-    )
+    factors: Any  # of each occurrence: numbers, None for ones, or a matrix that adds up
     added: bool
     first: bool  # whether nothing else is in these rows before
 

@@ -72,11 +72,9 @@ def _missing(error: Exception) -> str | None:
     """What to install, if a library that comes with an extra is not there."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     extra = EXTRAS.get((name or "").split(".")[0])
-    return (
-        None
-        if extra is None
-        else f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
-    )
+    if extra is None:
+        return None
+    return f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
 
 
 def _check_output(option: str, path: Path | None, endings: list[str]) -> None:
