@@ -14,20 +14,22 @@ from torch.nn import functional as F  # noqa: E402
 from lossnav.optim.torch import WeightUncertainty  # noqa: E402
 
 # The defaults, once more by hand.
-ALPHA, K_EACH, PULL, RHO, SIGNAL, FOLLOW, BACK = 0.003, 1875.0, 1.5, 0.01, 0.001, 2.5e-4, 5e-5
+ALPHA, K_EACH, PULL, BETA = 0.003, 940.0, 1.5, 0.7
+RHO, SIGNAL, FOLLOW, BACK = 0.01, 0.001, 1.5e-4, 5e-5
 
 
 class Reference:
     """The five steps, for a list of arrays. The share of signal counts from the next step on."""
 
-    def __init__(self, thetas, v0, *, lr=ALPHA, pair=False, balance=True):
+    def __init__(self, thetas, v0, *, lr=ALPHA, pair=False, balance=True, beta=BETA):
         self.mu = [np.array(t, dtype=float) for t in thetas]
         self.start = [t.copy() for t in self.mu]
         self.prior = [t.copy() for t in self.mu]
         self.H = [np.zeros_like(t) for t in self.mu]
-        self.v0, self.lr, self.pair, self.balance = v0, lr, pair, balance
+        self.v0, self.lr, self.pair, self.balance, self.beta = v0, lr, pair, balance, beta
         n = len(self.mu)
-        self.S, self.N, self.t, self.last = np.zeros(n), np.zeros(n), 0, None
+        self.S, self.N, self.t = np.zeros(n), np.zeros(n), 0
+        self.m = [np.zeros_like(t) for t in self.mu]
         self.v = [np.full_like(t, v) for t, v in zip(self.mu, v0, strict=True)]
 
     def step(self, grads, B, squares=None, curvature=None):
@@ -42,9 +44,12 @@ class Reference:
             seen = curvature[i] if curvature is not None else B * g**2
             self.H[i] = self.H[i] + RHO * (seen - self.H[i])
             self.v[i] = v = 1 / (K * q[i] ** -2 * self.H[i] + 1 / self.v0[i])
+            before = self.m[i]
+            a = max(min(1, (1 - self.beta) * q[i]), 1 / self.t) if self.beta else 1
+            self.m[i] = before + a * (g - before)
             pull = PULL * (self.mu[i] - self.prior[i]) / self.v0[i]
             self.mu[i] = self.mu[i] + np.clip(
-                -self.lr * v * (K * g + pull), -np.sqrt(v), np.sqrt(v)
+                -self.lr * v * (K * self.m[i] + pull), -np.sqrt(v), np.sqrt(v)
             )
             self.prior[i] = (
                 self.prior[i]
@@ -55,13 +60,12 @@ class Reference:
             if squares is not None and B > 1:
                 N, count = (v * (squares[i] - g**2)).sum() / (B - 1), self.t
             elif squares is None and self.pair and self.t > 1:
-                N, count = S - (v * g * self.last[i]).sum(), self.t - 1
+                N, count = S - (v * g * before).sum(), self.t - 1
             else:
                 continue
             rate = max(SIGNAL, 1 / count)
             self.S[i] += rate * (S - self.S[i])
             self.N[i] += rate * (N - self.N[i])
-        self.last = [g.copy() for g in grads]
 
 
 SHAPES = [(6, 4), (6,), (3, 6), (3,), ()]
@@ -91,17 +95,18 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("beta", [BETA, 0.0])
 @pytest.mark.parametrize("kind", ["squared-batch", "unbalanced", "fisher", "ggn", "one example"])
-def test_the_five_steps(kind, form):
+def test_the_five_steps(kind, beta, form):
     start = draws(0, 0.3)
     params = tensors(start)
     B = 1 if kind == "one example" else 8
     named = {"unbalanced": "squared-batch", "one example": "fisher"}.get(kind, kind)
     optimizer = WeightUncertainty(
-        params, curvature=named, batch_size=B, balance=kind != "unbalanced", **FORMS[form]
-    )
-    pair = kind == "squared-batch"
-    reference = Reference(start, priors(start), pair=pair, balance=kind != "unbalanced")
+        params, curvature=named, batch_size=B, balance=kind != "unbalanced", momentum=beta, **FORMS[form]
+    )  # fmt: skip
+    pair, balance = kind == "squared-batch", kind != "unbalanced"
+    reference = Reference(start, priors(start), pair=pair, balance=balance, beta=beta)
     drift = draws(99, 0.02)
     for t in range(60):
         noise = draws(1000 + t, 0.02)
@@ -129,8 +134,10 @@ def test_the_five_steps(kind, form):
 def test_the_defaults_are_those_of_the_study():
     optimizer = WeightUncertainty(tensors(draws(0)))
     group = optimizer.param_groups[0]
-    names = ("lr", "k", "pull", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
-    assert [group[n] for n in names] == [ALPHA, K_EACH, PULL, RHO, SIGNAL, FOLLOW, BACK]
+    names = (
+        "lr", "k", "pull", "momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate"
+    )  # fmt: skip
+    assert [group[n] for n in names] == [ALPHA, K_EACH, PULL, BETA, RHO, SIGNAL, FOLLOW, BACK]
 
 
 def net(seed=0, dtype=torch.float32):
@@ -537,7 +544,7 @@ def test_large_tensors_go_by_blocks_on_several_threads(kind, dtype):
         torch.set_num_threads(threads)
     torch.testing.assert_close(models[True][1], models[False][1])
     for i, state in models[True][0].items():
-        torch.testing.assert_close(state, models[False][0][i], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(state, models[False][0][i], rtol=1e-5, atol=1e-7)
 
 
 def test_a_sum_in_half_precision_is_divided_in_single():
@@ -555,8 +562,8 @@ def test_a_sum_in_half_precision_is_divided_in_single():
 @pytest.mark.parametrize("form", FORMS)
 def test_without_balance_nothing_is_averaged(form):
     p = nn.Parameter(torch.tensor(1.5))  # of the shape of what is not kept
-    optimizer = WeightUncertainty([p], balance=False, **FORMS[form])
+    optimizer = WeightUncertainty([p], balance=False, momentum=0.0, **FORMS[form])
     for _ in range(3):
         p.grad = torch.tensor(0.1)
         optimizer.step()
-    assert all(optimizer.state[p][name].item() == 0 for name in ("last", "signal", "scatter"))
+    assert all(optimizer.state[p][name].item() == 0 for name in ("average", "signal", "scatter"))

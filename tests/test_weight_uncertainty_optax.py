@@ -33,15 +33,16 @@ def problem(t):
 SETTINGS = {
     "squared-batch": {"batch_size": 8},
     "unbalanced": {"batch_size": 8, "balance": False, "prior_variance": 0.3},
-    "fisher": {"curvature": "fisher"},
+    "fisher": {"curvature": "fisher", "momentum": 0.0},
     "ggn": {"curvature": "ggn", "pull": 4.0, "prior_rate": 0.05, "return_rate": 0.01},
     "inertia": {"curvature": "ggn", "inertia": 0.7, "volatility": 1.0},
     "one example": {"curvature": "fisher", "batch_size": 1},
 }
 
 
-# The drive of the variance by the mean raises differences a thousandfold: it is compared in double.
-CASES = [("squared-batch", "float32"), ("unbalanced", "float32"), ("ggn", "float32"),
+# The drive of the variance by the mean, and shares of signal that are small differences, raise differences of
+# rounding: they are compared in double.
+CASES = [("squared-batch", "float64"), ("unbalanced", "float32"), ("ggn", "float32"),
          ("one example", "float32"), ("fisher", "float64"), ("inertia", "float64")]  # fmt: skip
 
 

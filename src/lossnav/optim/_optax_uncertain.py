@@ -41,6 +41,7 @@ class Settings:
     batch_size: Any
     curvature: str
     pull: Any
+    momentum: float
     curvature_rate: Any
     signal_rate: Any
     prior_rate: Any
@@ -59,7 +60,7 @@ class Settings:
             _known(_checks.positive, name, getattr(self, name))
         for name in ("pull", "inertia", "volatility", "noise"):
             _known(_checks.non_negative, name, getattr(self, name))
-        for name in ("curvature_rate", "signal_rate", "prior_rate", "return_rate"):
+        for name in ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate"):
             value = getattr(self, name)
             if isinstance(value, float | int) and not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}, but it must be from 0 to 1.")
@@ -167,8 +168,8 @@ def _begun(set_: Settings, x: Array, v0: Any) -> State:
     }  # fmt: skip
     if set_.balance:
         state |= {"signal": zero, "scatter": zero}
-        if set_.curvature == "squared-batch":
-            state["last"] = jnp.zeros_like(x)
+    if set_.momentum or (set_.balance and set_.curvature == "squared-batch"):
+        state["average"] = jnp.zeros_like(x)
     if set_.reset is not None and x.ndim > 1:
         state["age"] = jnp.zeros(x.shape[0], x.dtype)
     return state
@@ -218,7 +219,12 @@ def _moved(
     H = jnp.minimum(H, MOST)
     c = jnp.asarray(K / q**2, x.dtype)
     s = c * H + 1 / v0
-    force = g + set_.pull / (K * v0) * (x - old["prior_mean"])
+    m = g
+    if set_.momentum:
+        a = jnp.minimum(jnp.asarray((1 - set_.momentum) * q, x.dtype), 1.0)
+        a = jnp.maximum(a, 1 / (count + 1).astype(x.dtype))
+        m = old["average"] + a * (g - old["average"])
+    force = m + set_.pull / (K * v0) * (x - old["prior_mean"])
     length = lr * K
     if inertia:
         bend = c * H / s
@@ -227,6 +233,8 @@ def _moved(
     room = jax.lax.rsqrt(s)
     move = jnp.clip(-length * (force / s), -room, room)
     new = {**old, "weight": c}
+    if "average" in old:
+        new["average"] = m
     if inertia and set_.volatility:
         push = -move * force * K * f * inertia / (1 + 3 * inertia * bend * f)
         H = H / (1 + set_.volatility * push)
@@ -255,12 +263,12 @@ def _remembered(
     """The averages behind q."""
     weighed = g / s
     signal = (weighed * g).sum()
-    new: State = {"last": g} if "last" in old else {}
+    new: State = {}
     if squares is not None:
         scatter = ((squares / s).sum() - signal) / jnp.maximum(B - 1, 1)
         times, known = count + 1, jnp.asarray(B) > 1
-    elif "last" in old:
-        scatter = signal - (weighed * old["last"]).sum()
+    elif "average" in old:
+        scatter = signal - (weighed * old["average"]).sum()
         times, known = count, count >= 1
     else:
         return new

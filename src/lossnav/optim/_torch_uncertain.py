@@ -18,7 +18,7 @@ from lossnav.optim._torch_uncertain_base import UncertainBase
 from lossnav.optim._torch_uncertain_plan import kernels
 
 CURVATURES = ("squared-batch", "fisher", "ggn")
-RATES = ("curvature_rate", "signal_rate", "prior_rate", "return_rate")
+RATES = ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
 
 
 class WeightUncertainty(UncertainBase):
@@ -28,15 +28,16 @@ class WeightUncertainty(UncertainBase):
     :math:`N(\mu_0, v_0)` in place of the entropy, which has no bound where the loss is flat, give
 
     .. math:: v=\frac{1}{c H+1/v_0},\qquad
-              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K g+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
               \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2,
 
-    for a gradient g over B examples and a running average H of the curvature. The prior is where the
+    for a running average m of the gradients of B examples, and H of the curvature. The prior is where the
     weights began; it follows them slowly and is drawn back. A weight that no example needs has
     :math:`v=v_0`: it is free for the next task. One that matters is sure, and moves little.
 
     *Balance between layers*: q is the share of signal in a layer's gradient, in units of the geometric
-    mean over all layers. A layer whose gradient is mostly noise counts as better known.
+    mean over all layers. A layer whose gradient is mostly noise counts as better known, and its gradients are
+    averaged for longer: m has the gain :math:`(1-\mathrm{momentum})\,q`, at most 1.
 
     Args:
         params: Parameters, named parameters, or groups. A tensor is a layer.
@@ -47,6 +48,7 @@ class WeightUncertainty(UncertainBase):
             nothing; ``"fisher"``, the mean square of each example's gradient, and ``"ggn"``, the
             curvature of the loss for labels drawn from the model itself, need `watch` (or `observe`).
         pull: How strongly the prior pulls.
+        momentum: How much is left of the average m after a step, where q = 1; zero takes each gradient as it comes.
         curvature_rate: The gain of the average H. It starts at zero: at first all weights are free.
         signal_rate: The gain of the averages behind q, after a plain mean of the first ones.
         prior_rate: How fast the prior's mean follows with one example in a batch; with B of them,
@@ -55,8 +57,8 @@ class WeightUncertainty(UncertainBase):
         prior_variance: :math:`v_0`. None takes the mean square of each matrix before its first step. Vectors and
             zeros take that of the matrix before them in their group (a bias follows its weight), or else after
             them; if there is none, their own mean square, and 1 for zeros.
-        balance: Balance layers by their signal; False has q = 1. With ``"squared-batch"`` the signal is what two
-            gradients in a row agree on, and the last one is kept for it.
+        balance: Balance layers by their signal; False has q = 1. Without squares of examples the signal is
+            what a gradient and the average before it agree on.
         inertia: :math:`\eta/\gamma^2` of the second-order equations. Zero is the overdamped limit; above it, what
             would relax fast relaxes more slowly, as a learner does who looks further ahead.
         volatility: With inertia, how much a moving mean raises the variance, in units of the theory's
@@ -74,7 +76,7 @@ class WeightUncertainty(UncertainBase):
     It is drawn anew from the prior. Weights that leave the unit are not known here; if it was silent, they are
     free, too.
 
-    Memory: four numbers for each parameter (three if ``balance=False`` or with squares of examples).
+    Memory: four numbers for each parameter; three without momentum if ``balance=False`` or with squares of examples.
 
     Examples:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -102,13 +104,14 @@ class WeightUncertainty(UncertainBase):
         params: ParamsT,
         lr: float | Tensor = 3e-3,
         *,
-        k: float = 1875.0,
+        k: float = 940.0,
         batch_size: int = 1,
         curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
         pull: float = 1.5,
+        momentum: float = 0.7,
         curvature_rate: float = 0.01,
         signal_rate: float = 1e-3,
-        prior_rate: float = 2.5e-4,
+        prior_rate: float = 1.5e-4,
         return_rate: float = 5e-5,
         prior_variance: float | None = None,
         balance: bool = True,
@@ -124,7 +127,7 @@ class WeightUncertainty(UncertainBase):
     ) -> None:
         settings = {
             "lr": lr, "k": k, "batch_size": batch_size, "curvature": curvature, "pull": pull,
-            "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate,
+            "momentum": momentum, "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate,
             "return_rate": return_rate, "prior_variance": prior_variance, "balance": balance,
             "inertia": inertia, "volatility": volatility, "noise": noise, "reset": reset,
             "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,

@@ -14,7 +14,7 @@ from lossnav.optim._torch_shards import is_sharded, local, whole
 from lossnav.optim._torch_step import _pieces, _real
 from lossnav.optim._torch_uncertain_plan import Plan, kernels, suits
 from lossnav.optim._torch_uncertain_signal import Seen, plain_shares, remember, shares, stacked
-from lossnav.optim._torch_uncertain_step import Layer, Sums, advance, advance_lists, redraw
+from lossnav.optim._torch_uncertain_step import Layer, Sums, advance, advance_lists, gain, redraw
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class UncertainBase(NavigatorBase):
     """Base of `lossnav.optim.torch.WeightUncertainty`: all but its settings and what it tells of its beliefs."""
 
     columns = (
-        "step", "curvature", "prior_mean", "start", "last", "prior_variance", "weight", "signal",
+        "step", "curvature", "prior_mean", "start", "average", "prior_variance", "weight", "signal",
         "scatter", "age",
     )  # fmt: skip
     _examples: Examples | None = None
@@ -47,6 +47,7 @@ class UncertainBase(NavigatorBase):
         like: Any = {"dtype": state_dtype(theta), "memory_format": torch.preserve_format}
         kind = like["dtype"].to_real() if like["dtype"].is_complex else like["dtype"]
         pairs = group["balance"] and group["curvature"] == "squared-batch"
+        kept = pairs or group["momentum"] > 0
         rows = group["reset"] is not None and theta.ndim > 1
         if rows and is_sharded(theta):
             raise ValueError("Units of sharded parameters cannot be reset: leave reset=None.")
@@ -57,7 +58,7 @@ class UncertainBase(NavigatorBase):
             "curvature": torch.zeros_like(theta, requires_grad=False, **like),
             "prior_mean": start.clone(),
             "start": start,
-            "last": torch.zeros_like(theta, requires_grad=False, **like) if pairs else nothing.clone(),
+            "average": torch.zeros_like(theta, requires_grad=False, **like) if kept else nothing.clone(),
             "prior_variance": nothing + self._prior(theta, group),
             "weight": nothing.clone(),
             "signal": nothing.clone(),
@@ -162,7 +163,11 @@ class UncertainBase(NavigatorBase):
             cs, v0s = ([column[i].item() for i in chosen] for column in (columns[6], columns[5]))
             squares = [seen[i][0] if group["balance"] else None for i in chosen]
             curvature = [seen[i][1] for i in chosen]
-            found = plan.step(group, grads, curvature, squares, K, cs, v0s, size)
+            gains = [
+                self._gain(group, columns[0][i].item(), K / c)
+                for i, c in zip(chosen, cs, strict=True)
+            ]
+            found = plan.step(group, grads, curvature, squares, K, cs, v0s, size, gains)
             for i, pair in zip(chosen, found, strict=True):
                 sums[i] = pair
         if rest:
@@ -176,6 +181,10 @@ class UncertainBase(NavigatorBase):
         remember(group, whole, seen, columns, sums, size, ok)
         if group["reset"] is not None:
             redraw(group, self._layers(batch, seen), columns, ok)
+
+    def _gain(self, group: Group, steps: Any, ratio: Any) -> Any:
+        """The gain of a layer's average gradient after so many steps; ``ratio`` is q^2."""
+        return gain(group, steps, ratio**0.5)
 
     def _shared_out(self, batch: Batch) -> tuple[list[tuple[list[int], Plan]], list[int]]:
         """Which tensors of a group the kernel takes, by plans, and the others."""
@@ -220,13 +229,15 @@ class UncertainBase(NavigatorBase):
                 at = layer.x.device
                 rate = lr.reshape(()).to(at) if isinstance(lr, Tensor) else lr
                 fine = None if ok is None else ok.to(at)
-                sums[i] = advance(group, layer, rate, K, c.to(at), v0.to(at), size, fine)
+                a = self._gain(group, columns[0][i].to(at, layer.curvature.dtype), K / c.to(at))
+                sums[i] = advance(group, layer, rate, K, c.to(at), v0.to(at), size, a, fine)
             return sums
         cs, vs = ([t.item() for t in column] for column in (weights, v0s))
+        gains = [self._gain(group, t.item(), K / c) for t, c in zip(columns[0], cs, strict=True)]
         for some in _pieces([[layer.x for layer in layers]]):
             part = [layers[i] for i in some]
-            weighed, spread = ([column[i] for i in some] for column in (cs, vs))
-            found = advance_lists(group, part, float(group["lr"]), K, weighed, spread, size)
+            weighed, spread, rates = ([column[i] for i in some] for column in (cs, vs, gains))
+            found = advance_lists(group, part, float(group["lr"]), K, weighed, spread, size, rates)
             for i, pair in zip(some, found, strict=True):
                 sums[i] = pair
         return sums
@@ -236,12 +247,13 @@ class UncertainBase(NavigatorBase):
         layers = []
         for i, (theta, grad) in enumerate(zip(params, self._gradients(batch), strict=True)):
             x, g, h, prior, start = _real([theta, grad, *(columns[j][i] for j in (1, 2, 3))])
-            last = _real([columns[4][i]])[0]
+            average = _real([columns[4][i]])[0]
             squares, curvature = (None if t is None else t.to(h) for t in seen[i])
             squares = squares if group["balance"] else None
-            pairs = group["balance"] and squares is None and last.shape == g.shape
+            wanted = group["momentum"] or (group["balance"] and squares is None)
+            kept = average if wanted and average.shape == g.shape else None
             g = g.to(h.dtype)
-            layers.append(Layer(x, g, h, prior, start, last if pairs else None, curvature, squares))
+            layers.append(Layer(x, g, h, prior, start, kept, curvature, squares))
         return layers
 
 

@@ -27,57 +27,46 @@ from lossnav.optim._torch_kernel import (
 )
 
 PART = 1 << 11
-WIDTH = 10
+WIDTH = 11
 """A row of the table: addresses of parameter, gradient, curvature, mean of the prior and start; the number of
-the first block; addresses of the gradient before, of curvature that was measured and of squares of examples, zero
-where there are none; the length."""
-NUMBERS = 11
+the first block; addresses of the average of gradients, of curvature that was measured and of squares of examples, zero
+where there are none; the length; whether the average is what the step goes by."""
+NUMBERS = 12
 """For each row: what is kept of H, and added to it for a unit of g^2 and for one of measured curvature; its weight
 c and 1/v_0; the pull on a unit of distance and the length of a step, in units of K; the shares of the old mean
-of the prior, of the parameter and of the start in the new mean; the most of H."""
+of the prior, of the parameter and of the start in the new mean; the most of H; the gain of the average of gradients."""
 
 
 @_lean
-def _move(X: Any, G: Any, H: Any, P: Any, O: Any, n: Any, measured: Any) -> Any:  # noqa: E741
-    """Curvature and parameter; the sum of ``v g^2``."""
+def _bend(G: Any, H: Any, O: Any, n: Any, measured: Any) -> None:  # noqa: E741
+    """The curvature, from squares of the gradient or as it was measured."""
     kind = type(H[0])
-    keep, add, rate = kind(n[0]), kind(n[1]), kind(n[2])
-    c, least, pull, size, most = kind(n[3]), kind(n[4]), kind(n[5]), kind(n[6]), kind(n[10])
-    one, signal = kind(1), kind(0)
+    keep, add, rate, most = kind(n[0]), kind(n[1]), kind(n[2]), kind(n[10])
     for i in range(len(H)):
-        g = G[i]
-        seen = add * (g * g) if measured is None else rate * O[i]
+        seen = add * (G[i] * G[i]) if measured is None else rate * O[i]
         h = keep * H[i] + seen
-        h = h if h < most else most
-        H[i] = h
-        room = one / np.sqrt(c * h + least)
-        v = room * room
-        move = size * v * (g + pull * (X[i] - P[i]))
-        move = move if move < room else room
-        move = move if move > -room else -room
-        X[i] -= move
-        signal += v * g * g
+        H[i] = h if h < most else most
+
+
+@_lean
+def _signal(G: Any, H: Any, n: Any) -> Any:
+    """The sum of ``v g^2``."""
+    kind = type(H[0])
+    c, least, signal = kind(n[3]), kind(n[4]), kind(0)
+    for i in range(len(H)):
+        signal += G[i] * G[i] / (c * H[i] + least)
     return signal
 
 
 @_lean
-def _follow(X: Any, P: Any, S: Any, n: Any) -> None:
-    """The mean of the prior goes after the parameter, and is drawn back to the start."""
-    kind = type(P[0])
-    old, follow, back = kind(n[7]), kind(n[8]), kind(n[9])
-    for i in range(len(P)):
-        P[i] = old * P[i] + follow * X[i] + back * S[i]
-
-
-@_lean
-def _paired(G: Any, H: Any, L: Any, n: Any) -> Any:
-    """The sum of ``v g`` times the gradient before, which is then this one."""
+def _believed(G: Any, H: Any, A: Any, n: Any) -> Any:
+    """The sum of ``v g`` times the average of the gradients before, which then takes in this one."""
     kind = type(H[0])
-    c, least, same = kind(n[3]), kind(n[4]), kind(0)
+    c, least, gain, same = kind(n[3]), kind(n[4]), kind(n[11]), kind(0)
     for i in range(len(H)):
         g = G[i]
-        same += g / (c * H[i] + least) * L[i]
-        L[i] = g
+        same += g / (c * H[i] + least) * A[i]
+        A[i] += gain * (g - A[i])
     return same
 
 
@@ -92,16 +81,45 @@ def _weighed(Q: Any, H: Any, n: Any) -> Any:
 
 
 @_lean
+def _move(X: Any, F: Any, H: Any, P: Any, n: Any) -> None:
+    """The parameter, by the gradient F that is believed."""
+    kind = type(H[0])
+    c, least, pull, size, one = kind(n[3]), kind(n[4]), kind(n[5]), kind(n[6]), kind(1)
+    for i in range(len(H)):
+        room = one / np.sqrt(c * H[i] + least)
+        move = size * (room * room) * (F[i] + pull * (X[i] - P[i]))
+        move = move if move < room else room
+        move = move if move > -room else -room
+        X[i] -= move
+
+
+@_lean
+def _follow(X: Any, P: Any, S: Any, n: Any) -> None:
+    """The mean of the prior goes after the parameter, and is drawn back to the start."""
+    kind = type(P[0])
+    old, follow, back = kind(n[7]), kind(n[8]), kind(n[9])
+    for i in range(len(P)):
+        P[i] = old * P[i] + follow * X[i] + back * S[i]
+
+
+@_lean
 def _part(
-    X: Any, G: Any, H: Any, P: Any, S: Any, L: Any, O: Any, Q: Any, n: Any, r: Any  # noqa: E741
+    X: Any, G: Any, H: Any, P: Any, S: Any, A: Any, O: Any, Q: Any, n: Any, r: Any  # noqa: E741
 ) -> Any:  # fmt: skip
-    signal = _move(X, G, H, P, O, n, None) if r[7] == 0 else _move(X, G, H, P, O, n, 1)
-    _follow(X, P, S, n)
-    other = 0.0
+    if r[7] == 0:
+        _bend(G, H, O, n, None)
+    else:
+        _bend(G, H, O, n, 1)
+    signal, other = _signal(G, H, n), 0.0
+    if r[6] != 0:
+        other += _believed(G, H, A, n)
     if r[8] != 0:
-        other += _weighed(Q, H, n)
-    elif r[6] != 0:
-        other += _paired(G, H, L, n)
+        other = 0.0 + _weighed(Q, H, n)
+    if r[10] != 0:
+        _move(X, A, H, P, n)
+    else:
+        _move(X, G, H, P, n)
+    _follow(X, P, S, n)
     return signal, other
 
 

@@ -41,8 +41,8 @@ class Plan:
     """The steps of one group by the kernel.
 
     Args:
-        held: Lists of parameters, curvatures, means of the prior and starts that `suits`; and of the
-            gradients before, with single numbers where none are kept.
+        held: Lists of parameters, curvatures, means of the prior and starts that `suits`; and of averages of
+            gradients, with single numbers where none are kept.
     """
 
     def __init__(self, *held: list[Tensor]) -> None:
@@ -56,7 +56,7 @@ class Plan:
         counts = -(-lengths // block)
         self.starts = np.cumsum(counts) - counts
         self.blocks, self.most_threads = int(counts.sum()), 1 + int(lengths.sum()) // block
-        self.paired = [last.shape == x.shape for last, x in zip(held[4], self.xs, strict=True)]
+        self.kept = [average.shape == x.shape for average, x in zip(held[4], self.xs, strict=True)]
         self.table = np.zeros((rows, kernels().WIDTH), dtype=np.int64)
         columns = np.array(self.places, dtype=np.int64).reshape(5, rows)
         self.table[:, [0, 2, 3, 4]] = columns[:4].T
@@ -80,21 +80,37 @@ class Plan:
 
     def step(
         self, group: Group, grads: list[Tensor], seen: Maybe, squares: Maybe, K: float,
-        cs: list[float], v0s: list[float], batch: float,
+        cs: list[float], v0s: list[float], batch: float, gains: list[float],
     ) -> list[Sums]:  # fmt: skip
         """Take the step; the sums of each tensor are those of `advance`."""
         rate, e0, e1 = group["curvature_rate"], followed(group, batch), group["return_rate"]
         n, lr = self.numbers, float(group["lr"])
         pull = group["pull"] / K
         n[:] = [
-            (1 - rate, rate * batch, rate, c, 1 / v0, pull / v0, lr * K, 1 - e0 - e1, e0, e1, MOST)
-            for c, v0 in zip(cs, v0s, strict=True)
+            (
+                1 - rate,
+                rate * batch,
+                rate,
+                c,
+                1 / v0,
+                pull / v0,
+                lr * K,
+                1 - e0 - e1,
+                e0,
+                e1,
+                MOST,
+                gain,
+            )
+            for c, v0, gain in zip(cs, v0s, gains, strict=True)
         ]
-        wanted = group["balance"]
-        pairs = [wanted and kept and squares[i] is None for i, kept in enumerate(self.paired)]
+        believed = [kept and bool(group["momentum"]) for kept in self.kept]
+        pairs = [
+            group["balance"] and kept and squares[i] is None for i, kept in enumerate(self.kept)
+        ]
         given = [self._column(column) for column in (grads, seen, squares)]
         self.table[:, 1] = [g.data_ptr() for g in given[0] if g is not None]
-        self.table[:, 6] = np.where(pairs, self.before, 0)
+        self.table[:, 6] = np.where(np.logical_or(pairs, believed), self.before, 0)
+        self.table[:, 10] = believed
         for column, tensors in zip((7, 8), given[1:], strict=True):
             self.table[:, column] = [0 if t is None else t.data_ptr() for t in tensors]
         if self.blocks:

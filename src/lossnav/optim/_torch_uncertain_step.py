@@ -2,8 +2,8 @@ r"""One step of uncertain weights: curvature, variance, mean and prior, for one 
 
 With K the weight of the loss and c = K/q^2 that of the curvature, the step on a tensor is
 
-.. math:: H\leftarrow H+\rho(O-H),\quad s=cH+1/v_0,\quad
-          \Delta=-\mathrm{clip}_{\sqrt{1/s}}\bigl(\alpha f\,[Kg+\lambda(\mu-\mu_0)/v_0]/s\bigr),\quad
+.. math:: H\leftarrow H+\rho(O-H),\quad s=cH+1/v_0,\quad m\leftarrow m+a(g-m),\quad
+          \Delta=-\mathrm{clip}_{\sqrt{1/s}}\bigl(\alpha f\,[Km+\lambda(\mu-\mu_0)/v_0]/s\bigr),\quad
           \mu\leftarrow\mu+\Delta,
 
 and then the prior follows. Inertia :math:`\iota` (:math:`\eta/\gamma^2`, with time in units of
@@ -38,7 +38,7 @@ class Layer:
     curvature: Tensor
     prior: Tensor
     start: Tensor
-    last: Tensor | None
+    average: Tensor | None  # of the gradients before
     seen: Tensor | None  # curvature that was measured; None takes squares of the gradient
     squares: Tensor | None
 
@@ -48,6 +48,17 @@ def gentle(inertia: float) -> float:
     return 1 / (0.5 + math.sqrt(0.25 + inertia))
 
 
+def gain(group: Group, steps: Any, q: Any) -> Any:
+    r"""The gain a of the average m of gradients after so many steps: :math:`(1-\beta)q`, within 1 and, for a plain mean
+    of the first ones, 1/t. What is mostly noise is averaged for longer; without momentum nothing is."""
+    if not group["momentum"]:
+        return 1.0
+    a = (1 - group["momentum"]) * q
+    if isinstance(steps, Tensor):
+        return torch.maximum(torch.as_tensor(a).clamp(max=1).to(steps), 1 / (steps + 1))
+    return max(min(a, 1.0), 1 / (steps + 1))
+
+
 def followed(group: Group, batch: float) -> float:
     r"""How far the prior's mean follows in a step: :math:`e_0\sqrt B`, the gain of a filter for what wanders and is seen
     through the noise of B examples."""
@@ -55,8 +66,9 @@ def followed(group: Group, batch: float) -> float:
 
 
 def advance(
-    group: Group, layer: Layer, lr: Any, K: Any, c: Any, v0: Any, batch: Any, ok: Tensor | None
-) -> Sums:
+    group: Group, layer: Layer, lr: Any, K: Any, c: Any, v0: Any, batch: Any, a: Any,
+    ok: Tensor | None,
+) -> Sums:  # fmt: skip
     """Take the step of one tensor in place; returns the sums for its share of signal."""
     x, g = layer.x.to(layer.curvature.dtype), layer.grad
     inertia = group["inertia"]
@@ -64,7 +76,8 @@ def advance(
     H = layer.curvature + group["curvature_rate"] * gentle(inertia) * (bending - layer.curvature)
     H = H.clamp(max=MOST)
     s = c * H + 1 / v0
-    force = g + group["pull"] / (K * v0) * (x - layer.prior)
+    m = g if layer.average is None or not group["momentum"] else layer.average.lerp(g, a)
+    force = m + group["pull"] / (K * v0) * (x - layer.prior)
     length: Any = lr * K
     if inertia:
         bend = c * H / s
@@ -84,14 +97,14 @@ def advance(
     sums = _sums(layer, s, batch)
     for held, new in ((layer.x, moved), (layer.curvature, H), (layer.prior, prior)):
         held.copy_(new if ok is None else torch.where(ok, new, held.to(new.dtype)))
-    if layer.last is not None:
-        layer.last.copy_(g if ok is None else torch.where(ok, g, layer.last))
+    if layer.average is not None:
+        layer.average.copy_(m if ok is None else torch.where(ok, m, layer.average))
     return sums
 
 
 def advance_lists(
     group: Group, layers: list[Layer], lr: float, K: float, cs: list[float], v0s: list[float],
-    batch: float,
+    batch: float, gains: list[float],
 ) -> list[Sums]:  # fmt: skip
     """The same for many tensors of one type at once, without inertia and noise."""
     hs, gs, priors = ([getattr(a, n) for a in layers] for n in ("curvature", "grad", "prior"))
@@ -107,9 +120,25 @@ def advance_lists(
     s = torch._foreach_mul(hs, cs)
     torch._foreach_add_(s, [1 / v0 for v0 in v0s])
     sums = [_sums(layer, precision, batch) for layer, precision in zip(layers, s, strict=True)]
+    believed = gs
+    kept = [
+        (layer.average, layer.grad, a)
+        for layer, a in zip(layers, gains, strict=True)
+        if layer.average is not None
+    ]
+    if kept:
+        averages, new, rates = (list(column) for column in zip(*kept, strict=True))
+        if group["momentum"]:
+            torch._foreach_lerp_(averages, new, rates)
+            believed = [
+                g if layer.average is None else layer.average
+                for layer, g in zip(layers, gs, strict=True)
+            ]
+        else:
+            torch._foreach_copy_(averages, new)
     move = torch._foreach_sub(wide, priors)
     torch._foreach_mul_(move, [group["pull"] / (K * v0) for v0 in v0s])
-    torch._foreach_add_(move, gs)
+    torch._foreach_add_(move, believed)
     torch._foreach_div_(move, s)
     torch._foreach_mul_(move, -lr * K)
     torch._foreach_sqrt_(s)
@@ -125,25 +154,22 @@ def advance_lists(
         torch._foreach_add_(priors, [layer.start for layer in layers], alpha=e1)
     if wide is not xs:
         torch._foreach_copy_(xs, wide)
-    paired = [layer for layer in layers if layer.last is not None]
-    if paired:
-        torch._foreach_copy_([layer.last for layer in paired], [layer.grad for layer in paired])
     return sums
 
 
 def _sums(layer: Layer, s: Tensor, batch: Any) -> Sums:
     r""":math:`\sum v g^2` and the part of it that is noise.
 
-    With the squares Q of each example, :math:`\sum v(Q-g^2)/(B-1)`. Without, from the gradient before: its
-    noise is another, so :math:`\sum v\,g_tg_{t-1}` is signal alone.
+    With the squares Q of each example, :math:`\sum v(Q-g^2)/(B-1)`. Without, from the average m of the gradients
+    before: its noise is another, so :math:`\sum v\,g_tm_{t-1}` is signal alone.
     """
-    if layer.squares is None and layer.last is None:
+    if layer.squares is None and layer.average is None:
         return None
     weighed = layer.grad / s
     signal = (weighed * layer.grad).sum()
     if layer.squares is not None:
         return signal, ((layer.squares / s).sum() - signal) / max(batch - 1, 1)
-    return signal, signal - (weighed * layer.last).sum()
+    return signal, signal - (weighed * layer.average).sum()
 
 
 def redraw(

@@ -235,13 +235,14 @@ def kronecker_navigator(
 def weight_uncertainty(
     learning_rate: LearningRate = 3e-3,
     *,
-    k: float = 1875.0,
+    k: float = 940.0,
     batch_size: int = 1,
     curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
     pull: float = 1.5,
+    momentum: float = 0.7,
     curvature_rate: float = 0.01,
     signal_rate: float = 1e-3,
-    prior_rate: float = 2.5e-4,
+    prior_rate: float = 1.5e-4,
     return_rate: float = 5e-5,
     prior_variance: float | None = None,
     balance: bool = True,
@@ -257,7 +258,7 @@ def weight_uncertainty(
     Each weight is :math:`N(\mu, v)`, with a prior :math:`N(\mu_0, v_0)` that follows the weights slowly:
 
     .. math:: v=\frac{1}{c H+1/v_0},\qquad
-              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K g+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
               \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2 .
 
     It is `lossnav.optim.torch.WeightUncertainty`, where all settings are explained. What each example says is given to
@@ -267,7 +268,7 @@ def weight_uncertainty(
 
     Args:
         learning_rate: Time between steps, in the units in which the variance settles; or a schedule.
-        k, batch_size, curvature, pull: As in PyTorch.
+        k, batch_size, curvature, pull, momentum: As in PyTorch.
         curvature_rate, signal_rate, prior_rate, return_rate: As in PyTorch.
         prior_variance: :math:`v_0`. None takes the mean square of each matrix at ``init``. Vectors and zeros take that of
             the matrix nearest to them in the tree: of the same branch, before others, and before them,
@@ -303,8 +304,8 @@ def weight_uncertainty(
         {'w': (3, 1)}
     """
     numbers = {
-        "k": k, "batch_size": batch_size, "pull": pull, "curvature_rate": curvature_rate,
-        "signal_rate": signal_rate, "prior_rate": prior_rate, "return_rate": return_rate,
+        "k": k, "batch_size": batch_size, "pull": pull, "momentum": momentum,
+        "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate, "return_rate": return_rate,
         "inertia": inertia, "volatility": volatility, "noise": noise,
     }  # fmt: skip
     settings = Settings(
