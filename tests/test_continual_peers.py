@@ -212,6 +212,15 @@ def test_upgd(decay):
     agree(trained(make, examples), expected(examples, rule))
 
 
+def test_upgd_without_any_utility():
+    """A network that is silent at first has no gradients, and must not be divided by its largest utility."""
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = peers.UPGD([theta], 0.1, noise=0.0)
+    theta.grad = torch.zeros(2)
+    optimizer.step()
+    assert theta.tolist() == [1.0, 2.0]
+
+
 def test_variational_newton():
     """Shen et al., Alg. 1; the gradient is that at a draw of the weights."""
     examples = data(12)
