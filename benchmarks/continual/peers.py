@@ -108,9 +108,8 @@ class UPGD(Flat):
         utility = self.held["utility"]
         utility.mul_(beta).addcmul_(g, self.theta, value=beta - 1)
         scale = utility.max().mul_(1 - beta**self.count)  # of the mean that is not yet corrected
-        scale = torch.where(
-            scale == 0, 1.0, scale
-        )  # a network that is silent at first has no utility
+        # A network that is silent at first has no utility.
+        scale = torch.where(scale == 0, 1.0, scale)
         free = (utility / scale).neg_().sigmoid_()  # 1 - sigmoid(u)
         g.add_(torch.randn_like(g), alpha=noise).mul_(free)
         if decay:
