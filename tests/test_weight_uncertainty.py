@@ -560,10 +560,21 @@ def test_a_sum_in_half_precision_is_divided_in_single():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_balance_nothing_is_averaged(form):
+@pytest.mark.parametrize("momentum", [BETA, 0.0])
+def test_without_balance_no_signal_is_measured(momentum, form):
     p = nn.Parameter(torch.tensor(1.5))  # of the shape of what is not kept
-    optimizer = WeightUncertainty([p], balance=False, momentum=0.0, **FORMS[form])
+    optimizer = WeightUncertainty([p], balance=False, momentum=momentum, **FORMS[form])
     for _ in range(3):
         p.grad = torch.tensor(0.1)
         optimizer.step()
-    assert all(optimizer.state[p][name].item() == 0 for name in ("average", "signal", "scatter"))
+    assert all(optimizer.state[p][name].item() == 0 for name in ("signal", "scatter"))
+    assert optimizer.state[p]["average"].item() == pytest.approx(0.1 if momentum else 0.0)
+
+
+def test_momentum_that_comes_too_late_is_refused():
+    model = net()
+    optimizer = WeightUncertainty(model.parameters(), momentum=0.0, balance=False)
+    train(model, optimizer, 1)
+    optimizer.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(RuntimeError, match="no average of its gradients was kept"):
+        train(model, optimizer, 1)

@@ -170,6 +170,21 @@ def test_half_precision_and_injected_settings():
     assert state.inner_state.memory["curvature"].dtype == jnp.float32
 
 
+@pytest.mark.parametrize("momentum", [0.7, 0.0])
+def test_momentum_may_be_injected(momentum):
+    fixed = ("inertia", "volatility", "noise", "seed")
+    injected = optax.inject_hyperparams(weight_uncertainty, static_args=fixed)
+    params, results = jnp.ones((2, 3)), []
+    for optimizer in (injected(momentum=momentum), weight_uncertainty(momentum=momentum)):
+        x, state = params, optimizer.init(params)
+        for t in range(4):
+            grads = jnp.full_like(x, 0.1 * (-1) ** t + 0.02)
+            updates, state = jax.jit(optimizer.update)(grads, state, x)
+            x = optax.apply_updates(x, updates)
+        results.append(np.asarray(x))
+    np.testing.assert_allclose(*results, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

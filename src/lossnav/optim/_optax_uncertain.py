@@ -41,7 +41,7 @@ class Settings:
     batch_size: Any
     curvature: str
     pull: Any
-    momentum: float
+    momentum: Any
     curvature_rate: Any
     signal_rate: Any
     prior_rate: Any
@@ -62,6 +62,7 @@ class Settings:
             _known(_checks.non_negative, name, getattr(self, name))
         for name in ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate"):
             value = getattr(self, name)
+            _known(_checks.number, name, value)
             if isinstance(value, float | int) and not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}, but it must be from 0 to 1.")
         if self.prior_variance is not None:
@@ -74,8 +75,13 @@ class Settings:
 
 
 def _known(check: Any, name: str, value: Any) -> None:
-    if isinstance(value, numbers.Real):
+    if isinstance(value, numbers.Real | str):
         check(name, value)
+
+
+def _averages(set_: Settings) -> bool:
+    """Whether gradients are averaged: not if it is known that there is no momentum."""
+    return not (isinstance(set_.momentum, numbers.Real) and set_.momentum == 0)
 
 
 def uncertain(learning_rate: LearningRate, set_: Settings, nonfinite: str) -> Any:
@@ -168,7 +174,7 @@ def _begun(set_: Settings, x: Array, v0: Any) -> State:
     }  # fmt: skip
     if set_.balance:
         state |= {"signal": zero, "scatter": zero}
-    if set_.momentum or (set_.balance and set_.curvature == "squared-batch"):
+    if _averages(set_) or (set_.balance and set_.curvature == "squared-batch"):
         state["average"] = jnp.zeros_like(x)
     if set_.reset is not None and x.ndim > 1:
         state["age"] = jnp.zeros(x.shape[0], x.dtype)
@@ -220,9 +226,10 @@ def _moved(
     c = jnp.asarray(K / q**2, x.dtype)
     s = c * H + 1 / v0
     m = g
-    if set_.momentum:
+    if _averages(set_):
         a = jnp.minimum(jnp.asarray((1 - set_.momentum) * q, x.dtype), 1.0)
         a = jnp.maximum(a, 1 / (count + 1).astype(x.dtype))
+        a = jnp.where(jnp.asarray(set_.momentum) > 0, a, 1.0).astype(x.dtype)
         m = old["average"] + a * (g - old["average"])
     force = m + set_.pull / (K * v0) * (x - old["prior_mean"])
     length = lr * K

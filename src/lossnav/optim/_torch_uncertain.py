@@ -127,11 +127,11 @@ class WeightUncertainty(UncertainBase):
     ) -> None:
         settings = {
             "lr": lr, "k": k, "batch_size": batch_size, "curvature": curvature, "pull": pull,
-            "momentum": momentum, "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate,
-            "return_rate": return_rate, "prior_variance": prior_variance, "balance": balance,
-            "inertia": inertia, "volatility": volatility, "noise": noise, "reset": reset,
-            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
-            "nonfinite": nonfinite,
+            "momentum": momentum, "curvature_rate": curvature_rate, "signal_rate": signal_rate,
+            "prior_rate": prior_rate, "return_rate": return_rate, "prior_variance": prior_variance,
+            "balance": balance, "inertia": inertia, "volatility": volatility, "noise": noise,
+            "reset": reset, "maximize": maximize, "foreach": foreach, "fused": fused,
+            "capturable": capturable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
 

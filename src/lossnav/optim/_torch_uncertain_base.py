@@ -153,6 +153,11 @@ class UncertainBase(NavigatorBase):
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group, params, _, columns = batch
+        if group["momentum"] and any(map(_unlike, params, columns[4])):
+            raise RuntimeError(
+                "momentum was set after the first step of an optimizer that began without: no average of its "
+                "gradients was kept. Make a new optimizer with momentum."
+            )
         size = self._batch(group)
         whole, seen = next((xs, found) for other, xs, found in self._now if other is group)
         K = group["k"] * size
@@ -255,6 +260,10 @@ class UncertainBase(NavigatorBase):
             g = g.to(h.dtype)
             layers.append(Layer(x, g, h, prior, start, kept, curvature, squares))
         return layers
+
+
+def _unlike(theta: Tensor, other: Tensor) -> bool:
+    return theta.shape != other.shape
 
 
 def _picked(column: Sequence[T], chosen: list[int]) -> list[T]:

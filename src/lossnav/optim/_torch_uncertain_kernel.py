@@ -110,17 +110,17 @@ def _part(
         _bend(G, H, O, n, None)
     else:
         _bend(G, H, O, n, 1)
-    signal, other = _signal(G, H, n), 0.0
+    signal, paired, weighed = _signal(G, H, n), 0.0, 0.0
     if r[6] != 0:
-        other += _believed(G, H, A, n)
+        paired += _believed(G, H, A, n)
     if r[8] != 0:
-        other = 0.0 + _weighed(Q, H, n)
+        weighed += _weighed(Q, H, n)
     if r[10] != 0:
         _move(X, A, H, P, n)
     else:
         _move(X, G, H, P, n)
     _follow(X, P, S, n)
-    return signal, other
+    return signal, paired if r[8] == 0 else weighed
 
 
 @_plain

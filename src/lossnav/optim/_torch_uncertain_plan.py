@@ -87,22 +87,9 @@ class Plan:
         n, lr = self.numbers, float(group["lr"])
         pull = group["pull"] / K
         n[:] = [
-            (
-                1 - rate,
-                rate * batch,
-                rate,
-                c,
-                1 / v0,
-                pull / v0,
-                lr * K,
-                1 - e0 - e1,
-                e0,
-                e1,
-                MOST,
-                gain,
-            )
-            for c, v0, gain in zip(cs, v0s, gains, strict=True)
-        ]
+            (1 - rate, rate * batch, rate, c, 1 / v0, pull / v0, lr * K, 1 - e0 - e1, e0, e1, MOST, a)
+            for c, v0, a in zip(cs, v0s, gains, strict=True)
+        ]  # fmt: skip
         believed = [kept and bool(group["momentum"]) for kept in self.kept]
         pairs = [
             group["balance"] and kept and squares[i] is None for i, kept in enumerate(self.kept)

@@ -94,7 +94,7 @@ def advance(
     moved = x + move
     prior = layer.prior + followed(group, batch) * (moved - layer.prior)
     prior = prior - group["return_rate"] * (layer.prior - layer.start)
-    sums = _sums(layer, s, batch)
+    sums = _sums(layer, s, batch) if group["balance"] else None
     for held, new in ((layer.x, moved), (layer.curvature, H), (layer.prior, prior)):
         held.copy_(new if ok is None else torch.where(ok, new, held.to(new.dtype)))
     if layer.average is not None:
@@ -119,7 +119,8 @@ def advance_lists(
     torch._foreach_clamp_max_(hs, MOST)
     s = torch._foreach_mul(hs, cs)
     torch._foreach_add_(s, [1 / v0 for v0 in v0s])
-    sums = [_sums(layer, precision, batch) for layer, precision in zip(layers, s, strict=True)]
+    wanted = zip(layers, s, strict=True) if group["balance"] else ()
+    sums = [_sums(layer, precision, batch) for layer, precision in wanted] or [None] * len(layers)
     believed = gs
     kept = [
         (layer.average, layer.grad, a)
