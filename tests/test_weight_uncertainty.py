@@ -15,7 +15,7 @@ from lossnav.optim.torch import WeightUncertainty  # noqa: E402
 
 # The defaults, once more by hand.
 ALPHA, K_EACH, PULL, BETA = 0.003, 940.0, 1.5, 0.7
-RHO, SIGNAL, FOLLOW, BACK = 0.01, 0.001, 1.5e-4, 5e-5
+RHO, SIGNAL, FOLLOW, BACK = 0.02, 0.001, 1.5e-4, 5e-5
 
 
 class Reference:
@@ -330,7 +330,9 @@ def test_noise_makes_the_weights_draws_of_what_is_believed():
 def test_silent_units_are_drawn_anew_and_others_are_not():
     torch.manual_seed(0)
     p = tensors([np.full((3, 50), 0.1)])[0]
-    optimizer = WeightUncertainty([p], batch_size=4, reset=0.99, prior_variance=0.04)
+    optimizer = WeightUncertainty(
+        [p], batch_size=4, curvature_rate=0.01, reset=0.99, prior_variance=0.04
+    )
     moved = []
     for t in range(250):
         p.grad = torch.zeros_like(p)

@@ -142,7 +142,50 @@ def test_curvature_is_the_gauss_newton_diagonal_on_average(loss, reduction):
         assert (found.sum() / wanted.sum() - 1).abs() < 0.05
 
 
-def test_labels_that_are_drawn_do_not_change_the_gradient_or_the_squares():
+@pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy"])
+def test_of_one_output_the_curvature_is_exact(loss):
+    """A single draw, against J^T J times the loss's second derivative at the output."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x = torch.randn(B, 3, dtype=torch.float64)
+    with Examples(model, loss) as examples:
+        p = model(x).detach().sigmoid()
+    bend = 2.0 if loss == "mse" else (p * (1 - p)).squeeze(1)
+    params = dict(model.named_parameters())
+    jacobians = torch.func.jacrev(lambda q: torch.func.functional_call(model, q, (x,)))(params)
+    for key, parameter in params.items():
+        squares = jacobians[key].squeeze(1).square()
+        wanted = torch.einsum("b...,b->...", squares, torch.as_tensor(bend).expand(B).double()) / B
+        torch.testing.assert_close(examples.curvature(parameter), wanted)
+
+
+def test_signs_scatter_less_than_labels():
+    """Of a confident softmax, over many draws; both have the same mean."""
+    layer = nn.Linear(1, 5, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[4.0], [0.0], [0.0], [-1.0], [-2.0]]))
+    x, generator = torch.ones(1, 1, dtype=torch.float64), torch.Generator().manual_seed(0)
+
+    def label(output):
+        p = output.softmax(1)
+        return p - F.one_hot(torch.multinomial(p, 1, generator=generator)[:, 0], 5)
+
+    found = []
+    for loss in ("cross_entropy", label):
+        with Examples(layer, loss, generator=generator) as examples:
+            rows = []
+            for _ in range(2000):
+                layer(x)
+                rows.append(examples.curvature(layer.weight).flatten())
+                examples.clear()
+        found.append(torch.stack(rows))
+    p = layer(x).softmax(1).flatten().detach()
+    torch.testing.assert_close(found[0].mean(0), p * (1 - p), rtol=0.1, atol=0.0)
+    torch.testing.assert_close(found[1].sum(1).mean(), (p * (1 - p)).sum(), rtol=0.2, atol=0.0)
+    assert (found[0].std(0) < 0.4 * found[1].std(0)).all()
+
+
+def test_slopes_that_are_drawn_do_not_change_the_gradient_or_the_squares():
     model, x = MODELS["linear"]
     results = []
     for loss in (None, "cross_entropy"):

@@ -143,7 +143,9 @@ def test_noise_and_draws_have_the_variance_that_is_believed():
 
 def test_silent_units_are_drawn_anew():
     params = jnp.full((2, 50), 0.1)
-    optimizer = weight_uncertainty(reset=0.99, prior_variance=0.04, batch_size=4)
+    optimizer = weight_uncertainty(
+        curvature_rate=0.01, reset=0.99, prior_variance=0.04, batch_size=4
+    )
     state = optimizer.init(params)
 
     def step(carry, sign):

@@ -8,7 +8,9 @@ gradients are made by `torch.func`, for that layer alone.
 
 The curvature of the loss (generalised Gauss-Newton, GGN) is had in the same way: a random slope of the
 outputs, whose covariance is the loss's curvature there, is sent back to the layers' outputs, and its squares
-are summed. For a softmax that slope is p minus a label drawn from p itself.
+are summed. It is :math:`Rz` for a root R of that curvature, :math:`RR^T`, and random signs z; for a softmax,
+:math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a single output nothing is left to chance. Labels drawn from p, less p, have the
+same covariance, but a confident model hardly ever draws the labels that bend its loss.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Examples:
         loss: What is trained, if `curvature` is wanted: the name of a loss of PyTorch, or a function from the
             outputs to a random slope of the loss along them with the loss's curvature as its covariance.
         reduction: Whether the loss is the ``"mean"`` over the batch or the ``"sum"``.
-        generator: Draws the labels.
+        generator: Draws the signs of the slopes.
 
     Examples:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -152,22 +154,17 @@ class Examples:
     def _slope(self, output: Tensor) -> Tensor:
         if callable(self.loss):
             return self.loss(output)
-        draws: dict[str, Any] = {"generator": self.generator}
+        sign = torch.randint(2, output.shape, generator=self.generator).to(output) * 2 - 1
+        places = output[0].numel()
         if self.loss == "mse":
-            noise = torch.randn(output.shape, **draws).to(output)
-            places = output[0].numel()
-            return noise * (2 / places if self.reduction == "mean" else 2) ** 0.5
-        if self.loss == "binary_cross_entropy":
+            slope = 2**0.5 * sign
+        elif self.loss == "binary_cross_entropy":
             p = output.sigmoid()
-            slope = p - torch.bernoulli(p, **draws)
-            places = output[0].numel()
+            slope = (p * (1 - p)).sqrt() * sign
         else:
-            p = output.softmax(1)
-            rows = p.movedim(1, -1)
-            label = torch.multinomial(rows.reshape(-1, p.shape[1]), 1, **draws)
-            drawn = torch.zeros_like(rows).reshape(-1, p.shape[1]).scatter_(1, label, 1.0)
-            slope = p - drawn.reshape(rows.shape).movedim(-1, 1)
-            places = output[0].numel() // p.shape[1]
+            p, places = output.softmax(1), places // output.shape[1]
+            drawn = p.sqrt() * sign
+            slope = drawn - p * drawn.sum(1, keepdim=True)
         return slope / places**0.5 if self.reduction == "mean" else slope
 
     def _backward(self, module: nn.Module, a: Tensor, slope: Tensor) -> None:

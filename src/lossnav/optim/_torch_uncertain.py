@@ -46,7 +46,7 @@ class WeightUncertainty(UncertainBase):
         batch_size: Examples in a batch. `watch` counts them instead.
         curvature: Where H comes from. ``"squared-batch"``, squares of the batch's gradient times B, needs
             nothing; ``"fisher"``, the mean square of each example's gradient, and ``"ggn"``, the
-            curvature of the loss for labels drawn from the model itself, need `watch` (or `observe`).
+            curvature of the loss along the model's outputs (Gauss-Newton), need `watch` (or `observe`).
         pull: How strongly the prior pulls.
         momentum: How much is left of the average m after a step, where q = 1; zero takes each gradient as it comes.
         curvature_rate: The gain of the average H. It starts at zero: at first all weights are free.
@@ -109,7 +109,7 @@ class WeightUncertainty(UncertainBase):
         curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
         pull: float = 1.5,
         momentum: float = 0.7,
-        curvature_rate: float = 0.01,
+        curvature_rate: float = 0.02,
         signal_rate: float = 1e-3,
         prior_rate: float = 1.5e-4,
         return_rate: float = 5e-5,
@@ -173,7 +173,7 @@ class WeightUncertainty(UncertainBase):
 
         Call it once, before training; the loop stays as it is. It counts the examples of a batch, sums the
         squares of their gradients while the batch goes back, and with ``curvature="ggn"`` sends a
-        drawn label back along with each pass. Under `torch.distributed` the squares are averaged over
+        random slope of the outputs back along with each pass. Under `torch.distributed` the squares are averaged over
         all processes. A gradient that is scaled for half precision would scale the squares: leave scalers out.
 
         Args:
@@ -182,7 +182,7 @@ class WeightUncertainty(UncertainBase):
                 ``"mse"``, or a function; see `lossnav.optim.torch.Examples`.
             reduction: Whether the loss is the ``"mean"`` over a batch or the ``"sum"``; gradients of a sum are
                 divided by the number of examples.
-            generator: Draws the labels.
+            generator: Draws the signs of the slopes.
 
         Returns:
             The watch, which `remove` ends; it may be used with ``with``.
@@ -190,8 +190,8 @@ class WeightUncertainty(UncertainBase):
         ggn = any(group["curvature"] == "ggn" for group in self.param_groups)
         if ggn and loss is None:
             raise ValueError(
-                'curvature="ggn" draws labels from the model, so it must know the loss: give for instance '
-                'loss="cross_entropy".'
+                'curvature="ggn" is how the loss bends along the outputs, so it must know the loss: give for '
+                'instance loss="cross_entropy".'
             )
         if self._examples is not None:
             self._examples.remove()

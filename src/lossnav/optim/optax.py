@@ -240,7 +240,7 @@ def weight_uncertainty(
     curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
     pull: float = 1.5,
     momentum: float = 0.7,
-    curvature_rate: float = 0.01,
+    curvature_rate: float = 0.02,
     signal_rate: float = 1e-3,
     prior_rate: float = 1.5e-4,
     return_rate: float = 5e-5,
