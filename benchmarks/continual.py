@@ -2,8 +2,9 @@
 
 The studies are the files in benchmarks/continual, run one after another by ``lossnav study``; each can be
 stopped and gone on with by the same command. For a stream X, X.toml has the rivals, each tuned over the same
-number of points, X_defaults.toml our rule with its defaults, on the same seeds, X_reset.toml (for A and B) the same
-with units that are drawn anew, and X_tuned.toml (with --tuned) our rule tuned as the rivals are. The table is made from the studies' CSV files alone:
+number of points (C: by compiled.py), X_defaults.toml our rule with its defaults, on the same seeds, X_reset.toml (for A and
+B) the same with units that are drawn anew, X_again.toml our rule and the strongest rivals on other seeds, and
+X_tuned.toml (with --tuned) our rule tuned as the rivals are. The table is made from the studies' CSV files alone:
 
     ratio     our error / the error of the best rival; of the errors of each seed, its mean and 95 % interval
     forgot    accuracy on a task at its end, less that one task later: ours, and the best rival's
@@ -25,7 +26,8 @@ from pathlib import Path
 from lossnav.studies.statistics import interval
 
 HERE = Path(__file__).parent / "continual"
-KINDS = ("", "_defaults", "_reset", "_tuned")
+KINDS = ("", "_defaults", "_reset", "_again", "_tuned")
+OURS = "weight-uncertainty"
 COLUMNS = ("rule", "phase", "seed", "step", "metric", "value")
 BOUNDS = {"A": 0.93, "B": 0.90, "C": 0.95, "D": 0.97}
 
@@ -59,23 +61,26 @@ def table(folder):
     found = []
     for stream in BOUNDS:
         for kind in KINDS[1:]:
-            places = folder / stream, folder / (stream + kind)
+            ours = folder / (stream + kind)
+            places = (ours if kind == "_again" else folder / stream), ours
             if all((place / "summary.csv").exists() for place in places):
                 found.append(row(stream, *places))
     return found
 
 
 def row(stream, theirs, ours):
-    """Our one rule in the study ``ours`` against the best of the study ``theirs``."""
+    """Our one rule in the study ``ours`` against the best of others in the study ``theirs``."""
     rivals, lost, edges = {}, [], []
     for line in rows(theirs / "summary.csv"):
+        if line["rule"].startswith(OURS):
+            continue
         if line["mean"]:
             rivals[line["rule"]] = error(line["mean"], line["better"])
         else:
             lost.append(line["rule"])
         if line["edge"]:
             edges.append(f"{line['rule']} ({line['edge']})")
-    (own,) = rows(ours / "summary.csv")
+    (own,) = (line for line in rows(ours / "summary.csv") if line["rule"].startswith(OURS))
     best = min(rivals, key=rivals.get)
     mean = error(own["mean"], own["better"]) if own["mean"] else float("nan")
     ends = {place: last(place / "curves.csv") for place in (ours, theirs)}

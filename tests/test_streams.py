@@ -437,8 +437,15 @@ def test_study_files_ask_for_the_streams_as_they_are_described():
         assert ours["tasks"] == values[name]["tasks"]
         assert ours["seeds"]["reporting"] == values[name]["seeds"]["reporting"]
         assert all("grid" not in rule for rule in ours["rules"].values())
-    settings = [v["rules"] for name, v in values.items() if name.endswith("_defaults")]
+    settings = [
+        [rule for rule in v["rules"].values() if rule["kind"] == "lossnav.WeightUncertainty"]
+        for name, v in values.items()
+        if name.endswith(("_defaults", "_again"))
+    ]
     assert all(one == settings[0] for one in settings)  # one set of defaults for all streams
+    for name in ("A", "B", "D"):
+        used = {seed for seeds in values[name]["seeds"].values() for seed in seeds}
+        assert not used & set(values[f"{name}_again"]["seeds"]["reporting"])
 
 
 def test_the_table_of_the_benchmark(tmp_path):
@@ -468,10 +475,11 @@ def test_the_table_of_the_benchmark(tmp_path):
     write("A_defaults", {ours: 0.8})
     write("C", {"sgd": 1.2, "cbp": 1.0}, "error", "lower")
     write("C_defaults", {ours: 1.1}, "error", "lower")
+    write("C_again", {ours: 1.0, "cbp": 0.8, "redo": 2.0}, "error", "lower")  # all in one study
     write("D", {"sgd": 0.6})  # ours is still missing
-    found = {row.stream: row for row in continual.table(tmp_path)}
-    assert set(found) == {"A", "C"}
-    a, c = found["A"], found["C"]
+    a, c, again = continual.table(tmp_path)
+    assert (a.stream, c.stream, again.stream) == ("A", "C", "C")
+    assert (again.best, again.ratio) == ("cbp", pytest.approx(1.25))
     assert (a.best, a.lost, a.edges, a.reached) == ("cbp", ["adam"], ["sgd (lr=0.1)"], True)
     assert (a.ours, a.theirs, a.ratio) == pytest.approx((0.2, 0.25, 0.8))
     assert (a.low, a.high) == pytest.approx((0.8, 0.8))
