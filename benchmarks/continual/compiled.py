@@ -204,6 +204,9 @@ def error(rule, streams, a, b):
 
 
 def main(chosen):
+    unknown = [rule for rule in chosen if rule not in RULES]
+    if unknown:
+        sys.exit(f"There is no rule {unknown[0]!r}; rules: {', '.join(RULES)}.")
     streams = {seed: stream(seed) for seed in SEEDS}
     for rule in chosen or RULES:
         began = time.perf_counter()

@@ -154,7 +154,9 @@ class Examples:
     def _slope(self, output: Tensor) -> Tensor:
         if callable(self.loss):
             return self.loss(output)
-        sign = torch.randint(2, output.shape, generator=self.generator).to(output) * 2 - 1
+        rng = self.generator
+        home = output.device if rng is None else rng.device
+        sign = torch.randint(2, output.shape, generator=rng, device=home).to(output) * 2 - 1
         places = output[0].numel()
         if self.loss == "mse":
             slope = 2**0.5 * sign
