@@ -37,7 +37,7 @@ def case(metric, drift, *, gamma=0.4, end=None):
 def test_J_is_the_integral_of_the_running_cost(metric, drift):
     """Gauss points of a far higher degree, with the motion and the drift written out."""
     objective, task, mesh, points = case(metric, drift)
-    J = float(task.on(mesh).cost(points, 0)[0])
+    J = float(task.on(mesh).cost(points - task.theta0, 0)[0])
     x, weights = np.polynomial.legendre.leggauss(40)
     G = np.eye(2) if metric is None else np.array(metric)
     motion = loss = 0.0
@@ -65,6 +65,7 @@ def test_the_derivatives_are_those_of_J(metric, drift, end):
     _, task, mesh, points = case(metric, drift, end=end)
     whole = task.on(mesh)
     assert isinstance(whole, Affine)
+    points = points - task.theta0
     _, gradient, blocks = (np.array(part) for part in whole.cost(points, 2))
     np.testing.assert_allclose(whole.cost(points, 1)[1], gradient, rtol=1e-12, atol=1e-12)
     size = points.size
@@ -91,7 +92,7 @@ def test_the_cost_bends_down_no_more_than_the_loss_does(drift):
     local = mesh.local(points)
     at = (mesh.reference.value @ local).reshape(-1, 2)
     pace = (mesh.reference.slope @ local / mesh.widths[:, None, None]).reshape(-1, 2)
-    found = task.on(mesh).dip(points)
+    found = task.on(mesh).dip(points - task.theta0)
     assert found == pytest.approx(dip(objective, at, pace), rel=1e-9)
     assert found == pytest.approx(
         -0.05 * np.linalg.eigvalsh(objective.loss.hess(at)).min(), rel=1e-9

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import sympy
 
 import lossnav as ln
 from lossnav.belief import adaptive, weight_uncertainty
@@ -31,7 +32,8 @@ def test_error_is_honest_where_the_answer_is_known(seed):
         assert path.error <= 1e-10
         assert gap <= 10 * path.error
         if path.rest == pytest.approx(exact.rest):
-            assert abs(path.J - exact.J) <= 10 * path.error * max(abs(exact.J), 1.0)
+            error = 10 * path.error + exact.error
+            assert abs(path.J - exact.J) <= error * max(abs(exact.J), 1.0)
 
 
 @pytest.mark.parametrize("tol", [1e-4, 1e-7, 1e-10])
@@ -376,12 +378,47 @@ def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatc
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.3])
-@pytest.mark.parametrize("aside", [0.0, 2e-16, 1e-13, 1e-7])
+@pytest.mark.parametrize("aside", [0.0, 2e-16, 1e-13, 1e-10, 1e-7])
 def test_a_start_at_a_narrow_minimum_is_solved(gamma, aside):
-    """What is left of J there is the rounding of the squares that it is a difference of."""
-    path = ln.solve(ln.Objective(ln.Rosenbrock(), gamma=gamma), [1.0 - aside, 1.0], tol=1e-6)
+    """J against the Riccati equation of the curvature there, to what rounding of the start leaves."""
+    start = np.array([1.0 - aside, 1.0])
+    path = ln.solve(ln.Objective(ln.Rosenbrock(), gamma=gamma), start, tol=1e-6)
     assert path.status is ln.Status.CONVERGED
-    assert abs(path.J) <= 1e-11
+    near = ln.Quadratic(ln.Rosenbrock().hess(np.ones(2)), minimum=[1.0, 1.0])
+    exact = ln.solve(ln.Objective(near, gamma=gamma), start)
+    lost = 16 * np.finfo(float).eps / max(aside, 1e-300)
+    assert path.J == pytest.approx(exact.J, rel=1e-6 + lost + 10 * aside, abs=1e-27)
+
+
+SHIFTED = {
+    "wells": lambda x, y: (x**2 - 1) ** 2 + y**2 - x / 2,
+    "valley": lambda x, y: (x - 1) ** 2 + 100 * (y - x**2) ** 2,
+    "difference": lambda x, y: sympy.cosh(x - 1) - 1 + (y - x) ** 2,
+}
+
+
+@pytest.mark.parametrize("loss", SHIFTED)
+@pytest.mark.parametrize("turning", [False, True], ids=["still", "drift"])
+@pytest.mark.parametrize("gamma", [0.0, 2.0])
+@pytest.mark.parametrize("aside", [2.0**-20, 0.125])
+def test_a_path_is_as_good_far_from_the_origin(loss, turning, gamma, aside):
+    """Moved by a power of two, the problem is the same: J and the velocity agree to the stated errors."""
+
+    def moved(by):
+        landscape = ln.Function(lambda x: SHIFTED[loss](x[0] - by, x[1] - by), ["a", "b"])
+        drift = ln.LinearDrift(-0.3 * np.eye(2), [0.3 * by] * 2) if turning else None
+        objective = ln.Objective(landscape, drift=drift, gamma=gamma)
+        return ln.solve(objective, by + np.array([1 + 2 * aside, 1 - aside]), tol=1e-8)
+
+    here = moved(0.0)
+    assert here.status.ok
+    for by in (1.0, 2.0**20):
+        there = moved(by)
+        assert there.status.ok
+        error = here.error + there.error
+        gap = np.linalg.norm(there.velocity0 - here.velocity0)
+        assert gap <= error * np.linalg.norm(here.velocity0)
+        assert abs(there.J - here.J) <= error * abs(here.J)
 
 
 def test_ends_are_kept_for_the_next_start_and_no_more_than_a_few():

@@ -47,7 +47,8 @@ class Trajectory:
         kinetic: Cost of motion along the path, ``(N,)``, before discount.
         potential: k L along the path, ``(N,)``, before discount.
         status: How the solve ended.
-        error: Estimated largest error of ``velocity0`` relative to its size.
+        error: Estimated error of ``velocity0`` and of J, relative to their sizes, rounding included. A path
+            that stays at its start has no size of its own; its error is relative to the coordinates.
         end: The point approached ``(D,)``, or None where the path runs away.
         candidates: Solutions to the other end points that were tried, with their J.
         names: Names of the coordinates.

@@ -9,8 +9,6 @@ so that at each step only the loss is worked out again, as it is without a drift
 
 from __future__ import annotations
 
-import numpy as np
-
 from lossnav._checks import FloatArray
 from lossnav.solvers.assembly import Fixed, Task, products
 from lossnav.solvers.mesh import Mesh
@@ -24,47 +22,24 @@ class Affine(Fixed):
     """
 
     def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
-        super().__init__(task, mesh)
-        objective, dim = task.objective, len(task.theta0)
-        G, J, c = motion
-        ref, n = mesh.reference, mesh.degree + 1
-        N, S, w, h = ref.value, ref.slope, self.weight[:, None, :], mesh.widths[:, None, None]
+        super().__init__(task, mesh, motion)
+        dim, n = len(task.theta0), mesh.degree + 1
+        G, J, _ = motion
+        N, S = mesh.reference.value, mesh.reference.slope
+        w, h = self.weight[:, None, :], mesh.widths[:, None, None]
         mixed = _pairs((S.T * w) @ N / h, G @ J)
         fixed = _pairs((S.T * w) @ S / h**2, G) + _pairs((N.T * w) @ N, J.T @ G @ J)
         fixed -= mixed + mixed.transpose(0, 3, 4, 1, 2)
         self.fixed = fixed.reshape(len(mesh.widths), n * dim, n * dim)
-        shares, slopes = self.weight @ N, self.weight @ S / h[:, 0]
-        self.linear = shares[..., None] * (J.T @ G @ c) - slopes[..., None] * (G @ c)
-        self.constant = float(c @ G @ c) / 2 * float(self.weight.sum()) - self._rest
-        self.potential = objective.k * self.weight
-        self.places = objective.loss.bends(dim)
+        self.places = task.objective.loss.bends(dim)
 
-    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        mesh, dim = self.mesh, points.shape[1]
-        local = mesh.local(points)
-        jets = self.jets(points, local, order)
-        flat = local.reshape(len(local), -1, 1)
-        pull = (self.fixed @ flat).reshape(local.shape)
-        J = np.asarray(
-            np.vdot(local, pull) / 2 + np.vdot(self.linear, local) + self.constant
-            + np.vdot(self.potential, jets[0])
-        )  # fmt: skip
-        after = self._after(points[-1])
-        if after is not None:
-            J = J + after[0]
-        if order == 0:
-            return (J,)
-        push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
-        gradient = mesh.gather(pull + self.linear + mesh.reference.value.T @ push)
-        if after is not None:
-            gradient[-1] += after[1]
-        if order == 1:
-            return J, gradient
+    def blocks_at(self, bends: FloatArray, after: FloatArray | None) -> FloatArray:
         blocks = self.fixed.copy()
-        self._add_loss(blocks, jets[2])
+        self._add_loss(blocks, bends)
         if after is not None:
-            blocks[-1, -dim:, -dim:] += after[2]
-        return J, gradient, blocks
+            dim = len(after)
+            blocks[-1, -dim:, -dim:] += after
+        return blocks
 
     def _add_loss(self, blocks: FloatArray, bends: FloatArray) -> None:
         """Add second derivatives of the loss ``(M, pairs)`` at the Gauss points to the Hessians."""

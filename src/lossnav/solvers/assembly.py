@@ -1,8 +1,9 @@
 """J of a piecewise polynomial path on one mesh: value, gradient, and the Hessian of each element.
 
-Where motion costs the same everywhere (no drift, constant metric), the kinetic part is one fixed
-matrix and only the loss is worked out again at each step, at the places of its Hessian that are
-not always zero.
+A path is given by its moves, the differences of its points to the start: a short path far from the
+origin has accurate moves where its points have lost most of their digits. Where the metric is constant and
+the drift affine, the kinetic part of the Hessian is fixed, and only the loss is evaluated again at each
+step, at the entries of its Hessian that are not always zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from lossnav.objective import Objective
 from lossnav.running import dip, is_plain, lowest, running_jet
 from lossnav.solvers.ends import End
 from lossnav.solvers.mesh import Mesh, reference
-from lossnav.solvers.motion import affine_motion
+from lossnav.solvers.motion import Motion, affine_motion
+
+UNIT_ROUNDOFF = float(np.finfo(np.float64).eps) / 2
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ class Task:
         """J on the points of a mesh."""
         from lossnav.solvers.affine import Affine  # which builds on this module
 
-        if is_plain(self.objective):
-            return _Plain(self, mesh)
         motion = affine_motion(self.objective, self.theta0)
-        return _General(self, mesh) if motion is None else Affine(self, mesh, motion)
+        if motion is None:
+            return _General(self, mesh)
+        return (_Plain if is_plain(self.objective) else Affine)(self, mesh, motion)
 
     @cached_property
     def plain(self) -> Plain:
@@ -65,8 +68,7 @@ class Task:
         varying = np.nonzero(np.isnan(steady))[0]
         pairs = np.nonzero((unit != 0) | (bend != 0))
         return Plain(
-            None if metric is None else unit, pairs, unit[pairs][:, None, None, None],
-            bend[pairs][:, None, None, None], varying, (rows[varying], cols[varying]),
+            pairs, unit[pairs][:, None, None, None], bend[pairs][:, None, None, None], varying, (rows[varying], cols[varying]),
             unit[rows[varying], cols[varying]][:, None, None, None],
         )  # fmt: skip
 
@@ -82,7 +84,6 @@ class Task:
 class Plain(NamedTuple):
     """The running cost without drift and with a constant metric, by pairs of coordinates."""
 
-    G: FloatArray | None  # None for the unit matrix
     pairs: tuple[np.ndarray, ...]  # where the metric or the steady part of the loss is not zero
     unit: FloatArray  # the metric there
     bend: FloatArray  # the steady part of the loss's Hessian there
@@ -102,109 +103,156 @@ class Assembly(abc.ABC):
         self.task, self.mesh = task, mesh
         discount = task.objective.discount_at(mesh.gauss_t)
         self.weight = mesh.reference.weights * mesh.widths[:, None] * discount
-        self._rest = task.rest * float(self.weight.sum())
         end = mesh.edges[-1]
         self._late = 0.0 if task.end is None else float(task.objective.discount_at(end))
 
     @abc.abstractmethod
-    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+    def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
         """J, its gradient ``(N, D)`` and the Hessian of each element ``(E, (p+1) D, (p+1) D)``."""
+
+    def rounding(self, moves: FloatArray) -> float:
+        r"""Rounding error of J, a weighted sum of running costs at the Gauss points.
+
+        A sum of n terms rounds to about :math:`u\sqrt{n}\sum|w_i\ell_i|` (Higham and Mary 2019). A term is
+        evaluated at a point that is itself rounded, by its storage and by its interpolation, and a formula is
+        at best exact for such a point: with :math:`\delta = 2u|\theta|` it changes by up to
+        :math:`|\nabla\ell|\cdot\delta`, and where the gradient vanishes by what is measured.
+        """
+        mesh, objective, dim = self.mesh, self.task.objective, moves.shape[1]
+        local = mesh.local(moves)
+        at, pace = mesh.reference.value @ local + self.task.theta0, mesh.reference.slope @ local
+        pace /= mesh.widths[:, None, None]
+        moved = 2 * UNIT_ROUNDOFF * np.abs(at)
+        here, slope = running_jet(objective, at, pace, 1)
+        signs = np.copysign(1.0, np.sin(np.arange(1, at.size + 1))).reshape(at.shape)  # in no order
+        near = running_jet(objective, at + signs * moved, pace, 0)[0]
+        terms = np.sqrt(here.size) * UNIT_ROUNDOFF * (np.abs(here) + abs(self.task.rest))
+        terms += (np.abs(slope[..., :dim]) * moved).sum(-1) + np.abs(near - here)
+        return float(np.vdot(self.weight, terms))
 
     @property
     def shares(self) -> FloatArray:
         """How much a loss of 1 everywhere would cost at each point of each element ``(E, p + 1)``."""
         return self.weight @ self.mesh.reference.value
 
-    def dip(self, points: FloatArray) -> float:
+    def dip(self, moves: FloatArray) -> float:
         """How far the running cost bends down on the path: curved that much more, J is convex."""
-        mesh, dim = self.mesh, points.shape[1]
-        local, h = mesh.local(points), mesh.widths[:, None, None]
-        at, pace = mesh.reference.value @ local, mesh.reference.slope @ local / h
+        mesh, dim = self.mesh, moves.shape[1]
+        local, h = mesh.local(moves), mesh.widths[:, None, None]
+        at, pace = mesh.reference.value @ local + self.task.theta0, mesh.reference.slope @ local / h
         return dip(self.task.objective, at.reshape(-1, dim), pace.reshape(-1, dim))
 
     def _after(self, last: FloatArray) -> tuple[float, FloatArray, FloatArray] | None:
-        """The cost of the way beyond the mesh, with its derivatives in the last point."""
+        """The cost of the way beyond the mesh, with its derivatives in the last move."""
         if self.task.end is None:
             return None
         policy, D = self.task.end.policy, self._late
-        x = last - policy.center
+        x = last + (self.task.theta0 - policy.center)
         bent = policy.P @ x
         value = float(x @ bent) / 2 + float(x @ policy.s) + policy.const
         return D * value, D * (bent + policy.s), D * policy.P
 
 
 class Fixed(Assembly):
-    """Motion costs one fixed quadratic form of the points, so that all that bends is the loss."""
+    """The cost of motion is one fixed quadratic form, so that all that bends from place to place is the loss."""
 
     _seen: tuple[FloatArray, FloatArray] | None = None
 
-    def jets(self, points: FloatArray, local: FloatArray, order: int) -> tuple[FloatArray, ...]:
+    def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
+        super().__init__(task, mesh)
+        self.motion = motion
+        value, slope = mesh.reference.value, mesh.reference.slope / mesh.widths[:, None, None]
+        self.maps = np.concatenate([np.broadcast_to(value, slope.shape), slope], axis=1)
+        self.drift0 = motion.J @ task.theta0 + motion.c
+        self.drifts = task.objective.drift is not None
+        self.potential = task.objective.k * self.weight
+
+    @abc.abstractmethod
+    def blocks_at(self, bends: FloatArray, after: FloatArray | None) -> FloatArray:
+        """Hessians of the elements, from the loss's at the Gauss points ``(M, pairs)``."""
+
+    def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        task, (G, drift, _), (count, n), dim = (
+            self.task,
+            self.motion,
+            self.weight.shape,
+            len(moves[0]),
+        )
+        objective = task.objective
+        offset, pace = (self.maps @ self.mesh.local(moves)).reshape(count, 2, n, dim).swapaxes(0, 1)
+        offset, weight = offset.reshape(-1, dim), self.weight.reshape(-1, 1)
+        jets = self._jets(moves, offset, order)
+        pace = pace.reshape(-1, dim)
+        if self.drifts:
+            pace = pace - offset @ drift.T - self.drift0
+        push = weight * (pace / objective.eta if objective.metric is None else pace @ G)
+        terms = objective.k * jets[0] - task.rest
+        J = np.asarray(np.vdot(pace, push) / 2 + np.vdot(weight, terms))
+        after = self._after(moves[-1])
+        if after is not None:
+            J = J + after[0]
+        if order == 0:
+            return (J,)
+        pull = self.potential.reshape(-1, 1) * jets[1]
+        if self.drifts:
+            pull -= push @ drift
+        both = np.empty((count, 2, n, dim))
+        both[:, 0], both[:, 1] = pull.reshape(count, n, dim), push.reshape(count, n, dim)
+        gradient = self.mesh.gather(self.maps.swapaxes(1, 2) @ both.reshape(count, 2 * n, dim))
+        if after is not None:
+            gradient[-1] += after[1]
+        if order == 1:
+            return J, gradient
+        return J, gradient, self.blocks_at(jets[2], None if after is None else after[2])
+
+    def _jets(self, moves: FloatArray, offset: FloatArray, order: int) -> tuple[FloatArray, ...]:
         """The loss at the Gauss points, with its derivatives; of the second, the entries `bends`."""
-        at = (self.mesh.reference.value @ local).reshape(-1, points.shape[1])
-        loss = self.task.objective.loss
+        at, loss = offset + self.task.theta0, self.task.objective.loss
         if order < 2:
             return loss.jet(at, order)
         found = loss.sparse_jet(at)
-        self._seen = points, found[2]
+        self._seen = moves, found[2]
         return found
 
-    def dip(self, points: FloatArray) -> float:
-        if self._seen is None or self._seen[0] is not points:
-            self.jets(points, self.mesh.local(points), 2)
-            return self.dip(points)
-        objective, dim = self.task.objective, points.shape[1]
+    def dip(self, moves: FloatArray) -> float:
+        if self._seen is None or self._seen[0] is not moves:
+            offset = self.mesh.reference.value @ self.mesh.local(moves)
+            self._jets(moves, offset.reshape(-1, moves.shape[1]), 2)
+            return self.dip(moves)
+        objective, dim = self.task.objective, moves.shape[1]
         return max(0.0, -lowest(objective.k * self._seen[1], *objective.loss.bends(dim), dim))
 
 
 class _Plain(Fixed):
     """No drift, constant metric. The Hessian's array is used again: each call overwrites the last."""
 
-    def __init__(self, task: Task, mesh: Mesh) -> None:
-        super().__init__(task, mesh)
+    def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
+        super().__init__(task, mesh, motion)
         plain, objective, dim = task.plain, task.objective, len(task.theta0)
         slope, n = mesh.reference.slope, mesh.degree + 1
         pace = self.weight / (objective.eta * mesh.widths[:, None] ** 2)
-        self.kinetic = (slope.T * pace[:, None, :]) @ slope
-        self.potential = objective.k * self.weight
+        kinetic = (slope.T * pace[:, None, :]) @ slope
         self.blocks = np.zeros((len(pace), n * dim, n * dim))
         self.inside = self.blocks.reshape(-1, n, dim, n, dim)
         i, j = plain.pairs
-        fixed = plain.unit * self.kinetic
+        fixed = plain.unit * kinetic
         fixed += plain.bend * self._spread(np.ones_like(pace)[None])
         self.inside[:, :, i, :, j] = fixed
-        self.fixed = plain.fixed * self.kinetic
-        after = self._after(task.theta0)
-        if after is not None:
-            self.blocks[-1, -dim:, -dim:] += after[2]
-            self.fixed[:, -1, -1, -1] += after[2][plain.places]
+        self.fixed = plain.fixed * kinetic
+        if task.end is not None:
+            after = self._late * task.end.policy.P
+            self.blocks[-1, -dim:, -dim:] += after
+            self.fixed[:, -1, -1, -1] += after[plain.places]
 
-    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        mesh = self.mesh
-        local = mesh.local(points)
-        jets = self.jets(points, local, order)
-        pull = self.kinetic @ local
+    def blocks_at(self, bends: FloatArray, after: FloatArray | None) -> FloatArray:
         plain = self.task.plain
-        if plain.G is not None:
-            pull = pull @ plain.G
-        J = np.asarray(np.vdot(local, pull) / 2 + np.vdot(self.potential, jets[0]) - self._rest)
-        after = self._after(points[-1])
-        if after is not None:
-            J = J + after[0]
-        if order == 0:
-            return (J,)
-        push = self.potential[..., None] * jets[1].reshape(*self.potential.shape, -1)
-        gradient = mesh.gather(pull + mesh.reference.value.T @ push)
-        if after is not None:
-            gradient[-1] += after[1]
-        if order == 1:
-            return J, gradient
         rows, cols = plain.places
-        parts = self._spread(jets[2].T[plain.varying].reshape(-1, *self.potential.shape))
+        parts = self._spread(bends.T[plain.varying].reshape(-1, *self.potential.shape))
         parts += self.fixed
         self.inside[:, :, rows, :, cols] = parts
         if (rows != cols).any():
             self.inside[:, :, cols, :, rows] = parts
-        return J, gradient, self.blocks
+        return self.blocks
 
     def _spread(self, bends: FloatArray) -> FloatArray:
         """What second derivatives at Gauss points ``(pairs, E, n)`` add to the pairs of points."""
@@ -216,18 +264,19 @@ class _Plain(Fixed):
 class _General(Assembly):
     """Any metric and drift."""
 
-    def cost(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
+    def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
         mesh = self.mesh
-        ref, h, dim = mesh.reference, mesh.widths[:, None, None], points.shape[1]
-        local = mesh.local(points)
-        jets = running_jet(self.task.objective, ref.value @ local, ref.slope @ local / h, order)
-        results = [np.asarray(np.vdot(self.weight, jets[0]) - self._rest)]
+        ref, h, dim = mesh.reference, mesh.widths[:, None, None], moves.shape[1]
+        local = mesh.local(moves)
+        at, rest = ref.value @ local + self.task.theta0, self.task.rest
+        jets = running_jet(self.task.objective, at, ref.slope @ local / h, order)
+        results = [np.asarray(np.vdot(self.weight, jets[0] - rest))]
         if order >= 1:
             by_theta, by_v = (self.weight[..., None] * jets[1][..., s] for s in _halves(dim))
             results.append(mesh.gather(ref.value.T @ by_theta + ref.slope.T @ by_v / h))
         if order >= 2:
             results.append(_element_hessians(mesh, self.weight, jets[2], dim))
-        after = self._after(points[-1])
+        after = self._after(moves[-1])
         if after is not None:
             results[0] = results[0] + after[0]
             if order >= 1:

@@ -17,8 +17,9 @@ from lossnav.objective import Objective
 from lossnav.solvers.assembly import Task
 from lossnav.solvers.contest import best_of, contenders
 from lossnav.solvers.ends import End, end_at
-from lossnav.solvers.finite import COARSE, bump, near, rate
+from lossnav.solvers.finite import COARSE, bump, near
 from lossnav.solvers.mesh import Mesh, graded
+from lossnav.solvers.motion import rate
 from lossnav.solvers.newton import Minimum, minimise
 from lossnav.solvers.refinement import refine, trajectory
 from lossnav.solvers.windows import APPROACH, is_late, undirected, window_of

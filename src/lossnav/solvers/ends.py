@@ -196,15 +196,13 @@ def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[
         count = 1 if scale == 0 else (12 if dim <= 3 else 6)
         starts.append(theta0 + scale * size * rng.normal(size=(count, dim)))
     points = _descend(objective, np.concatenate(starts))
-    value, slope, _ = objective.loss.jet(points)
+    value, slope, hessian = objective.loss.jet(points)
     found: list[FloatArray] = []
     for i in np.argsort(value):
+        size = norm(points[i])
+        flat = max(1e-6 * (1 + abs(value[i])) / (1 + size), 1e-15 * norm(hessian[i]) * size)
         near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in found)
-        if (
-            np.isfinite(value[i])
-            and not near
-            and norm(slope[i]) * (1 + norm(points[i])) <= 1e-6 * (1 + abs(value[i]))
-        ):
+        if np.isfinite(value[i]) and not near and norm(slope[i]) <= flat:
             found.append(points[i])
     return found[:most]
 

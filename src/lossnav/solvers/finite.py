@@ -13,12 +13,12 @@ from scipy.integrate import odeint
 
 from lossnav._checks import FloatArray
 from lossnav.objective import Objective
-from lossnav.running import running_jet
 from lossnav.solvers.algebraic import solved
 from lossnav.solvers.assembly import Task
 from lossnav.solvers.contest import against, alike, apart, best_of, contenders, lowest
 from lossnav.solvers.ends import minima
 from lossnav.solvers.mesh import Mesh, graded
+from lossnav.solvers.motion import rate
 from lossnav.solvers.newton import Minimum, minimise
 from lossnav.solvers.refinement import compare, refine, trajectory
 from lossnav.trajectory import Status, Trajectory
@@ -117,31 +117,6 @@ def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArra
     if ritz.ends is not None:
         return [np.asarray(point, dtype=np.float64) for point in ritz.ends]
     return minima(objective, theta0)
-
-
-def rate(objective: Objective, theta: FloatArray) -> float:
-    """How fast things can change near any of the points ``(..., D)``."""
-    dim = theta.shape[-1]
-    if objective.metric is None and objective.drift is None:
-        jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
-        bend = objective.eta * objective.k * jet(theta)[2]
-        if not np.isfinite(bend).all():
-            return 1.0
-        return math.sqrt(np.abs(np.linalg.eigvalsh(bend)).max()) + objective.gamma + 1e-12
-    hessian = running_jet(objective, theta, np.zeros_like(theta))[2]
-    if not np.isfinite(hessian).all():
-        return 1.0
-    M = hessian[..., dim:, dim:]
-    try:
-        np.linalg.cholesky(M)
-        bend, turn = np.linalg.solve(M, [hessian[..., :dim, :dim], hessian[..., dim:, :dim]])
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            f"The metric is not positive definite at {theta}: a metric must give every direction a "
-            "positive length wherever the path may go."
-        ) from None
-    largest = np.sqrt(np.linalg.norm(bend, 2, (-2, -1))) + np.linalg.norm(turn, 2, (-2, -1))
-    return float(largest.max()) + objective.gamma + 1e-12
 
 
 def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:

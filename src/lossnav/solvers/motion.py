@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from lossnav._checks import FloatArray
 from lossnav.geometry import ConstantMetric
 from lossnav.objective import Objective
+from lossnav.running import running_jet
 
 
 class Motion(NamedTuple):
@@ -29,3 +31,28 @@ def affine_motion(objective: Objective, theta: FloatArray) -> Motion | None:
         return Motion(G / objective.eta, np.zeros((dim, dim)), np.zeros(dim))
     parts = objective.drift.affine(dim)
     return None if parts is None else Motion(G / objective.eta, *parts)
+
+
+def rate(objective: Objective, theta: FloatArray) -> float:
+    """How fast things can change near any of the points ``(..., D)``."""
+    dim = theta.shape[-1]
+    if objective.metric is None and objective.drift is None:
+        jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+        bend = objective.eta * objective.k * jet(theta)[2]
+        if not np.isfinite(bend).all():
+            return 1.0
+        return math.sqrt(np.abs(np.linalg.eigvalsh(bend)).max()) + objective.gamma + 1e-12
+    hessian = running_jet(objective, theta, np.zeros_like(theta))[2]
+    if not np.isfinite(hessian).all():
+        return 1.0
+    M = hessian[..., dim:, dim:]
+    try:
+        np.linalg.cholesky(M)
+        bend, turn = np.linalg.solve(M, [hessian[..., :dim, :dim], hessian[..., dim:, :dim]])
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"The metric is not positive definite at {theta}: a metric must give every direction a "
+            "positive length wherever the path may go."
+        ) from None
+    largest = np.sqrt(np.linalg.norm(bend, 2, (-2, -1))) + np.linalg.norm(turn, 2, (-2, -1))
+    return float(largest.max()) + objective.gamma + 1e-12

@@ -14,15 +14,18 @@ from typing import TypedDict
 import numpy as np
 
 from lossnav._checks import FloatArray
-from lossnav.solvers.assembly import Task
+from lossnav.solvers.assembly import UNIT_ROUNDOFF, Task
 from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.motion import rate
 from lossnav.solvers.newton import Minimum, minimise
 from lossnav.trajectory import Status, Trajectory
 
 ROUNDING = 1e-12
 """No error is reported below this."""
-AT_REST = 1e-9
+AT_REST = 1e3 * UNIT_ROUNDOFF
 """A path that goes no farther than this part of its coordinates stays where it is."""
+ROUNDINGS = 8
+"""Roundings of a coordinate that the start's velocity feels: of a point, its interpolation and the forces there, twice."""
 
 
 class Limits(TypedDict):
@@ -70,19 +73,23 @@ def refine(
             mesh = result.mesh.raised(max(degree - 2, 2))
             points = result.mesh.raise_points(result.points, mesh.degree)
         else:
-            mesh = _finer(result, degree, tol, stretch if error > tol else 1.0)
+            mesh = _finer(result, degree, tol, stretch)
             points = _carry(task, result, mesh)
         new = minimise(task, mesh, points, iterations, accuracy, hopeless)
+        reached, rounding = False, 0.0
         if not first:
             error = _difference(task, new, result)
-        if error > tol and new.status is not Status.INTERRUPTED and hopeless(new):
+            if error <= 1e-2:  # rounding may be all that is left
+                rounding = _rounding(task, new)
+            reached = error <= max(tol, rounding)
+        if not reached and new.status is not Status.INTERRUPTED and hopeless(new):
             raise ValueError("Another path is better.")
         if new.status is not Status.CONVERGED:
             best = replace(new if new.J <= result.J else result, status=new.status)
             return best, math.inf
         result = new
-        if error <= tol:
-            return result, max(error, ROUNDING)
+        if reached:
+            return result, max(error, rounding, ROUNDING)
         first = False
     result.status = Status.ITERATIONS
     return result, error
@@ -92,7 +99,8 @@ def compare(task: Task, result: Minimum, iterations: int) -> float:
     """The error of a solution on a given mesh, from one of a lower degree."""
     lower = result.mesh.raised(result.mesh.degree - 1)
     points = result.mesh.raise_points(result.points, lower.degree)
-    return _difference(task, result, minimise(task, lower, points, iterations))
+    other = minimise(task, lower, points, iterations)
+    return max(_difference(task, result, other), _rounding(task, result))
 
 
 def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
@@ -103,9 +111,10 @@ def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
         longer = T * stretch
         extra = max(1, math.ceil((longer - T) / min(old.widths[-1], longer - T)))
         edges = np.append(edges, np.linspace(T, longer, extra + 1)[1:])
-    size = max(_extent(result), 1e-300)
+    extent, stored = np.ptp(result.points, axis=0).max(), np.abs(result.points).max()
+    smooth = max(0.05 * math.sqrt(tol) * extent, ROUNDINGS * UNIT_ROUNDOFF * stored)
     rough = np.zeros(len(edges) - 1, dtype=bool)
-    rough[: len(old.widths)] = old.roughness(result.points) > 0.05 * math.sqrt(tol) * size
+    rough[: len(old.widths)] = old.roughness(result.points) > smooth
     return Mesh(edges, degree).split(rough)
 
 
@@ -122,22 +131,30 @@ def _carry(task: Task, result: Minimum, mesh: Mesh) -> FloatArray:
 
 def _difference(task: Task, new: Minimum, old: Minimum) -> float:
     """The larger of the relative changes of the initial velocity and of J."""
-    v, w = task.velocity0(new.slope0), task.velocity0(old.slope0)
-    still = float(np.abs(new.points).max())
-    if (
-        _extent(new) > 1.01 * AT_REST * still
-    ):  # otherwise its velocity is nothing but rounding errors
-        still *= 1e-12
-    moved = float(np.linalg.norm(v - w)) / max(float(np.linalg.norm(v)), still, 1e-300)
-    # The cost of motion is a difference of squares of coordinates, whose last digits are lost.
-    lost = 5e-15 * np.abs(new.points).max() ** 2 * (1 / new.mesh.widths).sum() / task.objective.eta
-    return max(moved, max(0.0, abs(new.J - old.J) - float(lost)) / max(abs(new.J), 1e-300))
+    moved = np.linalg.norm(task.velocity0(new.slope0) - task.velocity0(old.slope0))
+    speed, height = _sizes(task, new)
+    return max(float(moved) / speed, abs(new.J - old.J) / height)
 
 
-def _extent(result: Minimum) -> float:
-    """How far the path goes; for one that stays where it is, no less than what can be told."""
-    far = float(np.ptp(result.points, axis=0).max())
-    return max(far, AT_REST * float(np.abs(result.points).max()))
+def _rounding(task: Task, result: Minimum) -> float:
+    r"""What of such changes rounding explains.
+
+    A point is stored to :math:`u|\theta|`, and the velocity changes by at most the fastest rate times a change of
+    the point.
+    """
+    speed, height = _sizes(task, result)
+    stored = ROUNDINGS * UNIT_ROUNDOFF * float(np.abs(result.points).max())
+    return max(stored * rate(task.objective, task.theta0) / speed, 2 * result.rounding() / height)
+
+
+def _sizes(task: Task, result: Minimum) -> tuple[float, float]:
+    """What the velocity and J are compared with: their sizes; at rest, what the coordinates would give."""
+    size = float(np.abs(result.points).max())
+    if float(np.ptp(result.points, axis=0).max()) > AT_REST * size:
+        speed = float(np.linalg.norm(task.velocity0(result.slope0)))
+        return max(speed, 1e-300), max(abs(result.J), 1e-300)
+    fast = rate(task.objective, task.theta0)
+    return max(fast * size, 1e-300), max(fast * size**2 / task.objective.eta, 1e-300)
 
 
 def trajectory(task: Task, result: Minimum, error: float) -> Trajectory:

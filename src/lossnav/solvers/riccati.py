@@ -138,11 +138,13 @@ class Riccati(Method):
         theta, velocity = states(t)
         size = linalg.norm(between.whole.A, 2) * linalg.norm(z0) + linalg.norm(between.whole.a)
         error = 100 * _EPS * len(z0) * (1 + size / max(linalg.norm(inverse @ velocity[0]), 1e-300))
+        J = between.cost(z0, z1)
+        error = max(error, between.lost(z0, z1) / max(abs(J), 1e-300))
         return Trajectory(
             t=t,
             theta=theta,
             velocity0=velocity[0],
-            J=between.cost(z0, z1),
+            J=J,
             kinetic=objective.kinetic(theta, velocity),
             potential=objective.potential(theta),
             status=Status.EXACT,

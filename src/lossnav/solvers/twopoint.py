@@ -26,6 +26,9 @@ from lossnav._checks import FloatArray
 from lossnav.solvers.feedback import Scaled
 
 
+_EPS = float(np.finfo(np.float64).eps)
+
+
 class UnboundedError(ValueError):
     """J has no lower bound within the horizon."""
 
@@ -103,6 +106,12 @@ class TwoPoint:
         w = self.whole
         bends = z0 @ w.A @ z0 / 2 + z0 @ w.B @ z1 + z1 @ w.C @ z1 / 2
         return float(bends + w.a @ z0 + w.b @ z1 + w.w)
+
+    def lost(self, z0: FloatArray, z1: FloatArray) -> float:
+        """Rounding error of the cost: each doubling takes a difference of matrices as large as the shortest stretch's."""
+        shortest = self._levels[0][0] if self._levels else self.whole
+        ends = linalg.norm(z0) ** 2 + linalg.norm(z1) ** 2
+        return _EPS * len(z0) * float(linalg.norm(shortest.A, 2) * ends)
 
     def states(
         self, z0: FloatArray, z1: FloatArray, t: FloatArray
