@@ -9,7 +9,22 @@ import time
 import uvicorn
 
 from lossnav._cli_explore import listening
+from lossnav.explorer import api, workers
 from lossnav.explorer.server import create_app
+
+ENDLESS = {"gamma": 3.0}
+"""A request that `endless` never answers."""
+
+
+def endless(connection):
+    """The life of a worker for which some work has no end, however quick the machine is."""
+    answer = api.answer
+
+    def never(question, request):
+        return time.sleep(3600) if request == ENDLESS else answer(question, request)
+
+    api.answer = never
+    workers.serve(connection)
 
 
 class Running:

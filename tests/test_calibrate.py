@@ -227,7 +227,7 @@ def test_the_law_of_curvature_is_found(power, gamma):
         assert found.exponent.high - found.exponent.low < 0.4
     if gamma is not None:
         assert found.gamma.holds(gamma)
-        assert found.gamma.low > 0 or gamma == 0
+        assert (found.gamma.low > 0) == (gamma > 0)
 
 
 @pytest.mark.parametrize("best", [0.9, 0.99])

@@ -92,10 +92,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", sentence)
 
 
-@pytest.mark.parametrize("arguments", [["derive"], ["nosuch"], ["derive", "quadratic", "--nosuch"]])
-def test_wrong_usage_is_exit_code_2(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["derive"], "Missing argument 'spec'."),
+        (["nosuch"], "No such command 'nosuch'."),
+        (["derive", "quadratic", "--nosuch"], "No such option: --nosuch"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments, sentence):
     result = lossnav_command(*arguments)
-    assert result.exit_code == 2
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
     assert "Traceback" not in result.stderr
 
 

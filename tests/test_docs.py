@@ -32,7 +32,11 @@ def test_python_examples(page):
         example = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), line)
         runner.run(example, out=output.append, clear_globs=False)
         names.update(example.globs)
-    assert runner.summarize(verbose=False).failed == 0, "".join(output)
+    found = runner.summarize(verbose=False)
+    assert found.failed == 0, "".join(output)
+    # An example outside the blocks that are looked for would be one that nobody runs.
+    text = page.read_text(encoding="utf-8")
+    assert found.attempted == len(re.findall(r"^>>> ", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,6 +55,7 @@ def test_command_examples(page):
 
 def test_every_file_that_the_readme_names_is_there():
     targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(targets) > 10
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import math
-import time
 
 import numpy as np
 import pytest
@@ -10,25 +9,28 @@ import sympy
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from effort import calls, watched
 from lossnav._expressions import FUNCTIONS, ExpressionError, check_names, parse
 
 X, Y = sympy.symbols("x y", real=True)
 SYMBOLS = {"x": X, "y": Y}
-SECONDS = 10  # far above what any formula needs, far below what an unchecked power takes
 
 
 def read_or_refuse(text):
-    """The formula, or None when refused; anything else is a failure, and so is a long wait."""
-    began = time.perf_counter()
-    try:
-        expr = parse(text, SYMBOLS)
-    except ExpressionError as error:
-        expr, message = None, str(error)
-        assert "\n" not in message, message
-    assert time.perf_counter() - began < SECONDS
-    if expr is not None:
-        assert isinstance(expr, sympy.Expr)
-        assert expr.free_symbols <= {X, Y}
+    """The formula, or None when refused; anything else is a failure, and so are numbers that nobody can compute with."""
+    with watched():
+        try:
+            expr, refused = parse(text, SYMBOLS), ""
+        except ExpressionError as error:
+            expr, refused = None, str(error)
+    assert "\n" not in refused
+    if expr is None:
+        return None
+    assert isinstance(expr, sympy.Expr)
+    assert expr.free_symbols <= {X, Y}
+    exponents = [power.exp for power in expr.atoms(sympy.Pow) if power.exp.is_number]
+    assert all(abs(float(exponent)) <= 64 for exponent in exponents)
+    assert all(max(abs(n.p), n.q) <= 1e100 for n in expr.atoms(sympy.Rational))
     return expr
 
 
@@ -68,7 +70,7 @@ REFUSED = {
     "exp(x=1)": r"is not allowed",
     "exp()": r"is not allowed",
     "exp": r"exp is a function: write exp\(\.\.\.\)\.",
-    "sum(i for i in x)": r"is not allowed|is not a known function",
+    "sum(i for i in x)": r"'sum' is not a known function",
     "[x for x in (1, 2)]": r"is not allowed",
     "(x := 1)": r"is not allowed",
     "f'{x}'": r"is not allowed",
@@ -97,23 +99,23 @@ REFUSED = {
     "x**65": r"The power in 'x\*\*65' has exponent 65; at most 64 is allowed\.",
     "x**(8*8 + 1)": r"has exponent 65",
     "x**40*x**40": r"contains a power 80; at most 64 is allowed\.",
-    "(x**16)**16*x": r"contains a power 25\d; at most 64",
+    "(x**16)**16*x": r"contains a power 257; at most 64",
     "((9*x)**64)**64": r"multiply up to .*; at most 256 is allowed\.",
     "(1.0000001**64)**64": r"multiply up to 4.1e\+03; at most 256",
-    "sqrt(sqrt(1.0000001**256)**256)": r"at most (64|256) is allowed",
+    "sqrt(sqrt(1.0000001**256)**256)": r"'1\.0000001\*\*256' has exponent 256; at most 64 is allowed",
     "exp(1e50*log(3*x))": r"is a power with exponent 1e\+50; at most 64",
     "exp(1)**(1e50*log(3*x))": r"is a power with exponent 1e\+50; at most 64",
     "exp(x + 1e50*log(3*x))": r"is a power with exponent 1e\+50; at most 64",
     "x**((y + 1e6) - y)": r"has exponent 1e\+06; at most 64",
-    "((x + 9 - x)**64)**(x - x + 64)": r"at most (64|256) is allowed|multiply up to",
+    "((x + 9 - x)**64)**(x - x + 64)": r"multiply up to 4.1e\+03; at most 256 is allowed",
     "1e400": r"The number '1e400' is outside 1e-100 to 1e\+100\.",
     "1e-320*x": r"The number '1e-320' is outside",
     "1" + "0" * 150: r"is outside 1e-100 to 1e\+100",
     "(1e-90)**64": r"is not zero or a real number of size 1e-100 to 1e\+100\.",
-    "(1e90*x)**4": r"multiplies out to a number of \d+ bits: use smaller powers\.",
+    "(1e90*x)**4": r"multiplies out to a number of 1196 bits: use smaller powers\.",
     "1/0": r"'1/0' is not zero or a real number",
     "x/0": r"'x/0' divides by zero\.",
-    "x/(y - y)": r"is not a finite real number anywhere|divides by zero",
+    "x/(y - y)": r"'x/\(y - y\)' divides by zero\.",
     "log(0)": r"is not zero or a real number",
     "sqrt(-1)": r"is not zero or a real number",
     "asin(2 + x - x)": r"is not zero or a real number",
@@ -125,10 +127,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
 def test_what_is_refused(text):
-    began = time.perf_counter()
-    with pytest.raises(ExpressionError, match=REFUSED[text]) as caught:
+    with watched(), pytest.raises(ExpressionError, match=REFUSED[text]) as caught:
         parse(text, SYMBOLS)
-    assert time.perf_counter() - began < SECONDS
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
 
@@ -225,10 +225,13 @@ def nest(shape, times):
      "exp(log({})*log({}))", "tan(asin({}))", "cosh(log({}))"],
 )  # fmt: skip
 @pytest.mark.parametrize("times", [2, 4, 8, 20, 48])
-def test_nests_are_quick(shape, times):
-    read_or_refuse(
-        nest(shape.replace("{}", "{0}"), min(times, 8) if shape.count("{}") > 1 else times)
-    )
+def test_nests_stay_small(shape, times):
+    """SymPy writes some functions of functions with their argument twice, or works long at them."""
+    text = nest(shape.replace("{}", "{0}"), min(times, 8) if shape.count("{}") > 1 else times)
+    found = []
+    calls(lambda: found.append(read_or_refuse(text)), most=3_000_000)
+    if found[0] is not None:
+        assert sum(1 for _ in sympy.preorder_traversal(found[0])) < 4000
 
 
 def allowed_trees():

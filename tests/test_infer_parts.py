@@ -1,6 +1,7 @@
 """The pieces of `infer`, each against a route that does not use it; the report and the command line."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -179,9 +180,12 @@ def test_command_line(tmp_path):
 def test_command_line_compares():
     result = run("--compare", "torch.optim.SGD", "lr=0.1", "lossnav.zoo:Lion", "--shape", "4,3")
     assert result.exit_code == 0, result.output
-    head = result.output.splitlines()[0]
-    assert "torch.optim.SGD lr=0.1" in head
-    assert "lossnav.zoo:Lion" in head
+    rows = [re.split(r"  +", line) for line in result.output.splitlines()]
+    assert rows[0] == ["", "torch.optim.SGD lr=0.1", "lossnav.zoo:Lion"]
+    told = {row[0]: row[1:] for row in rows}
+    assert told["metric"] == ["every direction alike", "each coordinate by itself"]
+    assert told["nearest"] == ["SGD(lr=0.1)", "Lion(lr=0.0001, betas=(0.9, 0.99), weight_decay=0)"]
+    assert told["outside"] == ["nothing", "nothing"]
 
 
 def test_command_line_takes_a_module_of_the_readers(tmp_path, monkeypatch):

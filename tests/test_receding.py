@@ -1,5 +1,7 @@
 """Take a step, look again, plan again: exact where it should be, and at a measured order elsewhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -107,7 +109,12 @@ def test_a_drift_that_asks_for_more_than_the_bound():
     objective = ln.Objective(ln.Quadratic([-0.2, 1.0]), drift=ln.LinearDrift([2.0, 0.0]), gamma=1.0)
     with pytest.raises(ValueError, match="unbounded"):
         ln.solve(objective, [1.0, 1.0])
-    assert np.isfinite(ln.navigate(objective, [1.0, 1.0], 0.1, 5).theta).all()
+    # A plan then has a tenth of the largest curvature in place of the lowest, and the slope that there is.
+    gone = ln.navigate(objective, [1.0, 1.0], 0.1, 5)
+    plan = replace(objective, loss=ln.Quadratic([0.1, 1.0], minimum=[3.0, 0.0]))
+    assert plan.loss.grad([1.0, 1.0]) == pytest.approx(objective.loss.grad([1.0, 1.0]))
+    assert gone.theta[1] == pytest.approx(ln.solve(plan, [1.0, 1.0]).at(0.1), rel=1e-9)
+    assert len(gone.t) == 6
 
 
 def test_a_loss_that_ends_on_the_way():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.integrate import solve_ivp
 from scipy.linalg import expm, sqrtm
 
 import lossnav as ln
@@ -194,8 +195,16 @@ def test_any_horizon(T):
     """Long horizons neither overflow nor lose digits: far from the end, infinity is reached."""
     objective = ln.Objective(ln.Quadratic([[2.0, 0.3], [0.3, 0.5]]), eta=0.7, gamma=0.4)
     path = ln.solve(objective, [1.0, -2.0], horizon=T)
-    assert np.isfinite(path.theta).all()
-    forever = ln.solve(objective, [1.0, -2.0])
+    forever, x = ln.solve(objective, [1.0, -2.0]), np.array([1.0, -2.0])
+    if T <= 30:  # the Hamilton-Jacobi equation of V = x.P.x / 2, integrated from the end backwards
+
+        def slope(_, P):
+            P = P.reshape(2, 2)
+            return (objective.quadratic().H - 0.7 * P @ P - 0.4 * P).ravel()
+
+        P = solve_ivp(slope, (0, T), np.zeros(4), rtol=1e-12, atol=1e-15).y[:, -1].reshape(2, 2)
+        assert path.velocity0 == pytest.approx(-0.7 * P @ x, rel=1e-8)
+        assert path.J == pytest.approx(x @ P @ x / 2, rel=1e-8)
     if T >= 30:
         assert path.velocity0 == pytest.approx(forever.velocity0, rel=1e-12)
         assert path.at(10.0) == pytest.approx(forever.at(10.0), rel=1e-8)
@@ -218,7 +227,9 @@ def test_unbounded_cost_is_refused_with_the_discount_that_would_do():
         ValueError, match=r"Curvature -2 .* -gamma\*\*2/\(4\*eta\*k\) = -0\.25.*gamma > 2\.8284"
     ):
         ln.solve(ln.Objective(loss, gamma=1.0), [1.0, 1.0])
-    assert np.isfinite(ln.solve(ln.Objective(loss, gamma=2.83), [1.0, 1.0]).J)
+    path = ln.solve(ln.Objective(loss, gamma=2.83), [1.0, 1.0])
+    rates = [math.sqrt(2.83**2 / 4 + h) - 2.83 / 2 for h in (1.0, -2.0)]
+    assert path.J == pytest.approx(sum(rates) / 2, rel=1e-9)  # V = rate x^2 / 2 for each
 
 
 def test_unbounded_cost_with_drift_names_a_discount_that_does():
@@ -234,10 +245,15 @@ def test_unbounded_cost_with_drift_names_a_discount_that_does():
 
 
 def test_conjugate_time_of_a_maximum():
-    """On L = -x^2/2 a free end is optimal up to pi/2 and a fixed one up to pi."""
+    """On L = -x^2/2 a free end is optimal up to pi/2 and a fixed one up to pi.
+
+    Paths are cos t + v sin t, and by parts J is half the change of x x': -tan(T)/2 free, and -tan(T/2) from 1 to 1.
+    """
     objective = ln.Objective(ln.Quadratic(-1.0))
     for end, limit in ((None, math.pi / 2), ([1.0], math.pi)):
-        assert np.isfinite(ln.solve(objective, [1.0], horizon=0.99 * limit, end=end).J)
+        T = 0.99 * limit
+        known = -math.tan(T) / 2 if end is None else -math.tan(T / 2)
+        assert ln.solve(objective, [1.0], horizon=T, end=end).J == pytest.approx(known, rel=1e-8)
         with pytest.raises(ValueError, match="J is unbounded below within time"):
             ln.solve(objective, [1.0], horizon=1.01 * limit, end=end)
 
@@ -293,6 +309,7 @@ def test_error_estimate_is_honest_on_stiff_problems(power):
                 )
             true = np.array([float(v) for v in vectors * inner])
     assert np.abs(path.velocity0 - true).max() <= 10 * path.error * np.abs(true).max()
+    assert path.error < 1e-12  # and it is no more than rounding asks for
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """learning_rule(): the right rule for each Objective, against optimal paths and the paper's equations."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +50,14 @@ def test_the_rule_of_a_quadratic_is_its_optimal_path(inputs, kind, dt):
     path = ln.solve(objective, THETA)
     best = path.end if math.isinf(dt) else path.at(dt)
     assert THETA + step(rule, LOSS.grad(THETA), THETA) == pytest.approx(best, rel=1e-9, abs=1e-9)
-    assert len(rule.assumptions) > 100
+    said = dict(re.findall(r"^- (\w+): (.*)$", rule.assumptions, re.MULTILINE))
+    assert said["loss"] == "a quadratic near theta, whose curvature is the Hessian at theta"
+    assert said["discount"].startswith(
+        f"gamma = {objective.gamma:g};" if objective.gamma else "none"
+    )
+    assert said["metric"].startswith("motion is priced" if "metric" in inputs else "Euclidean")
+    assert (said["drift"] == "none") == ("drift" not in inputs)
+    assert f"dt = {dt}, with eta = 0.7 and k = 1.3" in said["step"]
 
 
 def test_every_rule_iterated_is_the_receding_horizon():

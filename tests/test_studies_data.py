@@ -8,7 +8,6 @@ import os
 import struct
 import tarfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -314,14 +313,12 @@ def test_digests_are_of_the_real_files(name, monkeypatch):
     digests = {k: v for source in home.sources for k, v in source.contents.items()}
     assert all(len(digest) == 64 for digest in digests.values())
     if not (Path(REAL) / home.file).is_file() or not REAL:
-        return
+        pytest.skip(f"{home.file} is not in LOSSNAV_DATA")
     monkeypatch.setenv("LOSSNAV_DATA", REAL)
     if name == "tinyshakespeare":
         assert digests == {"input.txt": sha(data.load_text().encode())}
         return
-    began = time.process_time()
     found = data.load(name)
-    assert time.process_time() - began < 3
     if name != "cifar10":
         assert digests == {IDX[field]: sha(idx(getattr(found, field))) for field in IDX}
         return

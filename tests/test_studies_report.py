@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -375,16 +374,14 @@ def test_the_same_folder_makes_the_same_bytes_and_leaves_nothing_else(folder, ca
     }  # fmt: skip
 
 
-def test_a_large_study_stays_small_and_quick(tmp_path):
-    """Ten rules, twenty seeds, a thousand steps with an evaluation at each."""
+def test_the_page_of_a_large_study_stays_small(tmp_path):
+    """Ten rules, twenty seeds, a thousand steps with an evaluation at each; `benchmarks/study_files.py` times it."""
     rules = [f"rule {i}" for i in range(10)]
     results = made.study(
         rules=rules, seeds=20, tuning=1, lrs=(1e-3, 1e-2), steps=1000, evaluations=1000
     )
     folder = made.write(tmp_path / "s", results)
-    began = time.process_time()
     path = report.write(folder)
-    assert time.process_time() - began < 15
     assert path.stat().st_size < 1_000_000
     assert len(Page(path).svgs) == 6
 

@@ -1,5 +1,6 @@
 """The loop: bit for bit that of a plain script, and honest about what went wrong."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from lossnav.studies import tasks, training
+from lossnav.studies import _trial_log, tasks, training
 from lossnav.studies._reproducible import batch_rng, reproducible
 from lossnav.studies.records import Trial
 from lossnav.studies.schedules import schedule
@@ -534,25 +535,23 @@ def test_a_callback_that_fails_is_left_out(user):
     assert good.heard[-1] == ("finished", "done")
 
 
-def test_progress_is_told_now_and_then(user):
-    import time
-
-    times, told = [], []
-
-    def progress(step, steps, loss):
-        times.append(time.perf_counter())
-        told.append((step, steps, loss))
+def test_progress_is_told_ten_times_a_second_at_most(user, monkeypatch):
+    """By a clock that goes 1/32 s with each loss: a tenth is over after four, the first of which is in an evaluation."""
+    now, told = 0.0, []
 
     class Slow(user.Line):
         def loss(self, model, batch):
-            time.sleep(0.01)
+            nonlocal now
+            now += 1 / 32
             return super().loss(model, batch)
 
     user.Line = Slow
-    result = training.run_trial(line(evaluations=1), progress=progress)
-    assert 3 <= len(told) <= 10
-    assert (np.diff(times)[:-1] > 0.08).all()
-    assert told[-1] == (50, 50, float(result.curves["training_loss"][-1]))
+    monkeypatch.setattr(training, "clock", lambda: now)
+    monkeypatch.setattr(_trial_log, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    result = training.run_trial(line(evaluations=1), progress=lambda *heard: told.append(heard))
+    steps = [*range(3, 50, 4), 50]
+    losses = result.curves["training_loss"]
+    assert told == [(step, 50, float(losses[step - 1])) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -599,18 +598,20 @@ def test_missing_data_are_said_before(tmp_path, monkeypatch):
         training.check(a(task_kind="mnist", task_settings={}))
 
 
-def test_what_is_said_before(user):
+def test_what_is_said_before(user, monkeypatch):
     before = torch.random.get_rng_state()
     assert training.check(a()) == (
         "torch.optim.SGD(lr=0.1, momentum=0.9) on digits, judged by loss (lower)"
     )
     trial = a(task_settings={"metric": "accuracy", "validation": 0}, steps=None, epochs=3)
     assert training.metric_of(trial) == ("accuracy", "higher", ("test",))
+    ticks = itertools.count()
+    monkeypatch.setattr(training, "clock", lambda: 0.01 * next(ticks))  # 10 ms for all there is
     found = training.describe(a(steps=200))
     assert found["steps"] == 200
     assert found["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
-    cost = training.run_trial(a(steps=200)).cost
-    assert found["seconds"] == pytest.approx(cost["seconds"] + cost["evaluation_seconds"], rel=4)
+    judged = 1 + 4
+    assert found["seconds"] == pytest.approx(0.01 * (200 + judged))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
