@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 
 import pytest
 
@@ -400,26 +401,25 @@ def test_compiled_steps_are_equal(cls, settings, lr):
 
 
 @compiling
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_training_step_is_equal(backend):
+def test_a_compiled_training_step_is_equal():
+    """By inductor, which begins with what aot_eager does; by that alone where no C++ compiler is."""
+    backend = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
     torch._dynamo.reset()
     one, two = model(), model()
     first, second = (
         Navigator(net.parameters(), torch.tensor(1e-2), gamma=0.1) for net in (one, two)
     )
 
-    def whole(net, optimizer, k):
+    def whole(net, optimizer, x, y):
         optimizer.zero_grad()
-        x, y = batches[k]
         loss = (net(x) - y).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    batches = [data(k) for k in range(4)]
     compiled = torch.compile(whole, backend=backend)
-    for k in range(4):
-        a, b = compiled(one, first, k), whole(two, second, k)
+    for x, y in map(data, range(4)):
+        a, b = compiled(one, first, x, y), whole(two, second, x, y)
         assert a.item() == pytest.approx(b.item(), abs=1e-6)
     close(one.parameters(), two.parameters(), 1e-6)
 
