@@ -1,27 +1,20 @@
-"""The explorer's page in a real browser: Debian's Chromium, driven by Playwright."""
+"""The explorer's page in a real browser: Chromium, driven by Playwright."""
 
 import csv
 import io
 import json
-import shutil
 import tomllib
 from urllib.parse import parse_qs
 
 import pytest
 
+from chromium import MISSING, launch_options
 from explorer_serving import running
 from lossnav.explorer import api
 from lossnav.explorer.export import VARIANTS, export
 from lossnav.problems import problem
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page is tested with Playwright: pip install playwright"
-)
-if CHROMIUM is None:
-    pytest.skip("the page is tested in Chromium: apt install chromium", allow_module_level=True)
+pytestmark = pytest.mark.skipif(launch_options() is None, reason=MISSING)
 
 PATIENCE = 30_000  # milliseconds; a busy machine is no fault of the page
 
@@ -35,8 +28,10 @@ def explorer():
 
 @pytest.fixture(scope="module")
 def chromium():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(**launch_options())
         yield browser
         browser.close()
 
