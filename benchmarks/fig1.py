@@ -21,7 +21,7 @@ import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 
-from lossnav.figures import fig1  # noqa: E402
+from lossnav.paper.figures import fig1  # noqa: E402
 from lossnav.solvers import Direct, solve  # noqa: E402
 
 STEPS, POINTS, ASKED = 60_000, 50, 1 / 100

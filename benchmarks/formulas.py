@@ -14,7 +14,7 @@ from sympy.core.cache import clear_cache
 from sympy.parsing.sympy_parser import parse_expr
 
 import lossnav as ln
-from lossnav._expressions import parse
+from lossnav._base.expressions import parse
 
 ROUNDS = 5
 t = sympy.Symbol("t")

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from lossnav.curvature import Dense, Lanczos, step_gain
+from lossnav.solvers.curvature import Dense, Lanczos, step_gain
 
 D, RANK, ROUNDS = 1_000_000, 8, 5
 SETTINGS = {"eta": 0.1, "k": 1.0, "gamma": 1.0, "dt": 1.0}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import lossnav as ln
-from lossnav.solvers.matrixfree import MatrixFree, _Sums
+from lossnav.solvers.matrix_free import MatrixFree, _Sums
 
 STEPS, HORIZON = 20, 3.0
 

@@ -176,7 +176,7 @@ def against_soap(title, make, cycles):
     """The mean over whole cycles of a refresh, the best of several."""
     from pytorch_optimizer import SOAP
 
-    from lossnav.optim._torch_kronecker import KroneckerNavigator
+    from lossnav.optim.torch.kronecker.optimizer import KroneckerNavigator
 
     made = {
         "theirs": SOAP(make(), weight_decay=0.0, precondition_frequency=10),

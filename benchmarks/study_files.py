@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import study_maker as made
 from lossnav.studies import data, report
-from lossnav.studies._homes import HOMES
+from lossnav.studies.data.sources import HOMES
 
 ROUNDS = 5
 

@@ -37,9 +37,9 @@ import matplotlib.figure  # noqa: E402, F401  as well as PyTorch below: before t
 import numpy as np  # noqa: E402
 
 import lossnav.studies.report  # noqa: E402
-import lossnav.studies.training  # noqa: E402, F401
+import lossnav.studies.trial.training  # noqa: E402, F401
 from lossnav.studies import store  # noqa: E402
-from lossnav.studies.running import run  # noqa: E402
+from lossnav.studies.execution import run  # noqa: E402
 
 TASK = '''
 import torch

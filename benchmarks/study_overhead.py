@@ -30,9 +30,9 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from lossnav.studies import data  # noqa: E402
-from lossnav.studies._reproducible import batch_rng  # noqa: E402
-from lossnav.studies.records import Trial  # noqa: E402
-from lossnav.studies.training import run_trial  # noqa: E402
+from lossnav.studies.trial.records import Trial  # noqa: E402
+from lossnav.studies.trial.reproducible import batch_rng  # noqa: E402
+from lossnav.studies.trial.training import run_trial  # noqa: E402
 
 BOUND = 1.03
 

@@ -20,7 +20,7 @@ import time  # noqa: E402
 
 from lossnav.studies import engines  # noqa: E402
 from lossnav.studies.progress import Quiet  # noqa: E402
-from lossnav.studies.records import Trial  # noqa: E402
+from lossnav.studies.trial.records import Trial  # noqa: E402
 
 GOAL = 1.7
 

@@ -8,7 +8,7 @@ import time
 
 import uvicorn
 
-from lossnav._cli_explore import listening
+from lossnav.cli.explore import listening
 from lossnav.explorer import api, workers
 from lossnav.explorer.server import create_app
 

@@ -1,4 +1,4 @@
-"""What `lossnav.studies.training` offers, without torch: cheap, deterministic, and able to misbehave."""
+"""What `lossnav.studies.trial.training` offers, without torch: cheap, deterministic, and able to misbehave."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lossnav.studies.records import Result
+from lossnav.studies.trial.records import Result
 
 SPLITS = ("validation", "test")
 
@@ -74,6 +74,6 @@ def run_either(trial, *, callbacks=(), progress=None):
     """A fake trial as above, and any other as it is really trained."""
     if trial.task_kind == "fake":
         return run_trial(trial, callbacks=callbacks, progress=progress)
-    from lossnav.studies import training
+    from lossnav.studies.trial import training
 
     return training.run_trial(trial, callbacks=callbacks, progress=progress)

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 
-from lossnav.studies.records import Result, Trial
 from lossnav.studies.store import Store
+from lossnav.studies.trial.records import Result, Trial
 
 ENVIRONMENT = {
     "lossnav": "0.1.0", "python": "3.11.2", "platform": "Linux-6.1-x86_64", "cpu": "Some CPU at 2.40 GHz",

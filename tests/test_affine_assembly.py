@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.running import dip, running_jet
-from lossnav.solvers.affine import Affine
-from lossnav.solvers.assembly import Task
-from lossnav.solvers.ends import _rest_condition, end_at
-from lossnav.solvers.mesh import Mesh
+from lossnav.problem.running_cost import dip, running_jet
+from lossnav.solvers.ritz.affine import Affine
+from lossnav.solvers.ritz.assembly import Task
+from lossnav.solvers.ritz.ends import _rest_condition, end_at
+from lossnav.solvers.ritz.mesh import Mesh
 
 METRICS = [None, [[2.0, 0.3], [0.3, 0.5]]]
 DRIFTS = [

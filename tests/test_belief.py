@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate, stats
 
 import lossnav as ln
-from lossnav.belief import adaptive, weight_uncertainty
+from lossnav.problem.belief import adaptive, weight_uncertainty
 
 
 @pytest.mark.parametrize("observation", ["moments", "gaussian"])

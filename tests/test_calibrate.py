@@ -10,16 +10,10 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal
 
-from lossnav.inference import (
-    Estimate,
-    _closed_loop,
-    _curvature_law,
-    _likelihood,
-    calibrate,
-    calibration,
-)
-from lossnav.inference._rehearsal import _probe, rehearse, rule_of
-from lossnav.inference._samples import lots_of
+from lossnav.inference import Estimate, calibrate, calibration
+from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
+from lossnav.inference.calibration.rehearsal import _probe, rehearse, rule_of
+from lossnav.inference.log.samples import lots_of
 from lossnav.optim.torch import Navigator
 
 # The belief: gradients from the model with known constants.
@@ -58,8 +52,8 @@ def test_the_filter_has_the_likelihood_of_one_large_normal_law(a, ratio):
     pushed = sum(
         multivariate_normal.logpdf(g[:, i], mean=expected[:, i], cov=R[i] * law) for i in range(2)
     )
-    assert _likelihood.log_likelihood(g, a, ratio, R) == pytest.approx(plain, rel=1e-11)
-    assert _likelihood.log_likelihood(g, a, ratio, R, inputs) == pytest.approx(pushed, rel=1e-11)
+    assert likelihood.log_likelihood(g, a, ratio, R) == pytest.approx(plain, rel=1e-11)
+    assert likelihood.log_likelihood(g, a, ratio, R, inputs) == pytest.approx(pushed, rel=1e-11)
 
 
 def test_the_steady_gain_is_where_the_filter_settles():
@@ -69,7 +63,7 @@ def test_the_steady_gain_is_where_the_filter_settles():
             before = a * a * P + ratio
             K = before / (before + 1)
             P = K
-        assert _likelihood.steady_gain(a, ratio) == pytest.approx(K, rel=1e-12)
+        assert likelihood.steady_gain(a, ratio) == pytest.approx(K, rel=1e-12)
 
 
 @pytest.mark.parametrize("common", [0.0, 0.3])
@@ -77,11 +71,11 @@ def test_intervals_of_the_belief_hold_the_truth(common):
     """Also where coordinates share their noise, as those of one batch do."""
     rng = np.random.default_rng(1)
     a, ratio, repeats = 0.9, 0.1, 30
-    beta1 = a * (1 - _likelihood.steady_gain(a, ratio))
+    beta1 = a * (1 - likelihood.steady_gain(a, ratio))
     held = np.zeros(3)
     for _ in range(repeats):
         g, _, _ = wandering(rng, 250, 12, a, ratio, common=common)
-        found = _likelihood.fit(g)
+        found = likelihood.fit(g)
         held += [
             found.alpha.holds(-np.log(a)), found.ratio.holds(ratio), found.beta1.holds(beta1)
         ]  # fmt: skip
@@ -91,21 +85,21 @@ def test_intervals_of_the_belief_hold_the_truth(common):
 
 def test_noise_and_the_curvature_of_our_own_moves_are_found():
     g, moves, R = wandering(np.random.default_rng(2), 400, 30, 0.9, 0.05, kappa=3.0)
-    found = _likelihood.fit(g, moves)
+    found = likelihood.fit(g, moves)
     # v, by which kappa is counted, is the mean square of a gradient: noise and wandering mean.
     v = np.mean(g**2, axis=0)
     truth = 3.0 * np.mean(R / v)
     assert found.kappa.low < truth < found.kappa.high
     assert found.kappa.value == pytest.approx(truth, rel=0.15)
     assert found.noise == pytest.approx(R, rel=0.35)
-    assert found.loglik > _likelihood.fit(g).loglik
+    assert found.loglik > likelihood.fit(g).loglik
 
 
 def test_gradients_that_tell_nothing_are_refused():
     with pytest.raises(ValueError, match="cannot show a memory"):
-        _likelihood.fit(np.zeros((50, 3)))
+        likelihood.fit(np.zeros((50, 3)))
     with pytest.raises(ValueError, match="at least 8 gradients"):
-        _likelihood.fit(np.ones((3, 3)))
+        likelihood.fit(np.ones((3, 3)))
 
 
 # The loop: our own moves.
@@ -146,7 +140,7 @@ def test_correlations_of_the_loop_are_those_of_a_simulation(quadratic, nesterov)
     grads = grads[500:]
     measured = [np.sum(grads[: len(grads) - k] * grads[k:]) / (len(grads) - k) for k in range(12)]
     values, vectors = np.linalg.eigh(H)
-    of_noise, of_push = _closed_loop.correlations(lr * values, beta, nesterov, 12)
+    of_noise, of_push = closed_loop.correlations(lr * values, beta, nesterov, 12)
     R = np.diag(vectors.T @ noise @ vectors)
     Q = (push * values) ** 2  # a push of the minimum, in units of the gradient
     expected = 40 * (R @ of_noise + Q @ of_push)
@@ -157,9 +151,9 @@ def test_correlations_of_the_loop_are_those_of_a_simulation(quadratic, nesterov)
 def test_the_limit_of_the_loop(nesterov):
     """Against the eigenvalues on both sides of it."""
     for beta in (0.0, 0.3, 0.9, 0.99):
-        edge = _closed_loop.limit(beta, nesterov)
+        edge = closed_loop.limit(beta, nesterov)
         for z, stable in ((0.999 * edge, True), (1.001 * edge, False)):
-            A, _ = _closed_loop.loop(np.array([z]), beta, nesterov)
+            A, _ = closed_loop.loop(np.array([z]), beta, nesterov)
             assert (np.abs(np.linalg.eigvals(A[0])).max() < 1) == stable
 
 
@@ -170,9 +164,9 @@ def test_other_memories_lose_what_a_simulation_of_them_loses(quadratic):
     grads, _ = loop(H, noise, push, lr, used, False, 2500)
     flat = grads[500:].reshape(2000, -1)
     C = np.array(
-        [np.mean(np.sum(flat[: 2000 - k] * flat[k:], axis=1)) for k in range(_closed_loop.LAGS)]
+        [np.mean(np.sum(flat[: 2000 - k] * flat[k:], axis=1)) for k in range(closed_loop.LAGS)]
     )
-    mixture = _closed_loop.Mixture.fit(C, used, False)
+    mixture = closed_loop.Mixture.fit(C, used, False)
     assert mixture.residual < 0.05
     settings = [(0.6, False), (0.8, False), (0.9, False), (0.97, False), (0.8, True), (0.9, True)]
     told = np.array([mixture.lost(*s) for s in settings]) * C[0] / 40 * lr / 2
@@ -186,7 +180,7 @@ def test_the_choice_is_the_memory_that_loses_least(quadratic):
     lr, used = 0.25, 0.95
     grads, _ = loop(H, noise, push, lr, used, False, 900)
     flat = grads[300:].reshape(600, -1)
-    found = _closed_loop.choose(flat, np.ones(flat.shape[1]), used)
+    found = closed_loop.choose(flat, np.ones(flat.shape[1]), used)
     tried = {
         (b, s): loop(H, noise, push, lr, b, s, 1500, seed=5)[1][300:].mean()
         for b in (0.6, 0.7, 0.8, 0.9, 0.95)
@@ -201,11 +195,11 @@ def test_the_choice_is_the_memory_that_loses_least(quadratic):
 
 def test_what_is_best_already_is_kept(quadratic):
     H, noise, push = quadratic
-    first = _closed_loop.choose(
+    first = closed_loop.choose(
         loop(H, noise, push, 0.3, 0.95, False, 900)[0][300:].reshape(600, -1), np.ones(480), 0.95
     )
     g = loop(H, noise, push, 0.3, first.best, first.nesterov, 900)[0][300:].reshape(600, -1)
-    again = _closed_loop.choose(g, np.ones(480), first.best, first.nesterov)
+    again = closed_loop.choose(g, np.ones(480), first.best, first.nesterov)
     assert again.nesterov == first.nesterov
     assert abs(np.log((1 - again.beta1) / (1 - first.best))) < 0.7
 
@@ -220,7 +214,7 @@ def test_the_law_of_curvature_is_found(power, gamma):
     truth = v**power if power else (gamma + np.sqrt(gamma**2 + v)) ** 2
     h = 7.0 * truth + 20 * np.sqrt(truth) * rng.normal(size=(24, 1500))
     weight = rng.uniform(1, 5, size=1500)
-    found = _curvature_law.fit(h, v, weight)
+    found = curvature_law.fit(h, v, weight)
     assert found.kappa.holds(7.0 * (weight @ truth) / (weight @ v))
     if power:
         assert found.exponent.holds(power)
@@ -240,7 +234,7 @@ def test_the_memory_that_follows_curvature_is_found(best):
     share = best ** np.arange(T)[::-1]
     v = share @ g**2 / share.sum()
     h = 3.0 * v + 3.0 * np.sqrt(v) * rng.normal(size=(24, n))
-    found = _curvature_law.memory(g, h, np.ones(n), 0.999)
+    found = curvature_law.memory(g, h, np.ones(n), 0.999)
     assert found.sure
     assert found.best.low <= best <= found.best.high
     assert abs(np.log((1 - found.best.value) / (1 - best))) < 0.5

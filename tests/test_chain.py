@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossnav.chain import Band, solve_chain
+from lossnav.solvers.chain import Band, solve_chain
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 16, 17, 24])

@@ -14,15 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 import lossnav
-from lossnav import _cli_rank, cli
-from lossnav.problems import builtin_problems, problem
+from lossnav.cli import commands
+from lossnav.cli import rank as _cli_rank
+from lossnav.problem.builtin import builtin_problems, problem
 from lossnav.ranking import rank
 
 RUN = CliRunner()
 
 
 def lossnav_command(*arguments):
-    return RUN.invoke(cli.app, list(arguments))
+    return RUN.invoke(commands.app, list(arguments))
 
 
 def test_derive_prints_assumptions_equations_energy_and_limits():
@@ -296,7 +297,7 @@ def test_rank_draws_a_table_on_terminals(capsys):
 def test_rank_needs_neither_torch_nor_jax():
     program = (
         "import sys; sys.argv = 'lossnav rank quadratic --rules ours,adam=0.1,newton --steps 5'.split()\n"
-        "from lossnav.cli import main\n"
+        "from lossnav.cli.commands import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'jax', 'optax'} & set(sys.modules)"
     )
@@ -328,8 +329,8 @@ def test_rank_refuses_bad_input_with_one_sentence(arguments, sentence):
 @pytest.fixture
 def reproduction(monkeypatch):
     """A stand-in for the module that rebuilds the paper's results."""
-    module = types.ModuleType("lossnav.reproduction")
-    monkeypatch.setitem(sys.modules, "lossnav.reproduction", module)
+    module = types.ModuleType("lossnav.paper")
+    monkeypatch.setitem(sys.modules, "lossnav.paper", module)
     return module
 
 
@@ -380,7 +381,7 @@ def test_as_a_module_in_a_pipe_that_closes_early():
     assert full.stderr == ""
     program = (
         "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); "
-        "sys.argv = ['lossnav', 'problems']; from lossnav.cli import main; main()"
+        "sys.argv = ['lossnav', 'problems']; from lossnav.cli.commands import main; main()"
     )
     closed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
@@ -397,7 +398,7 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Without())
-from lossnav.cli import app
+from lossnav.cli.commands import app
 app(sys.argv[1:])
 """
     done = subprocess.run(

@@ -6,8 +6,8 @@ import sympy
 from scipy.integrate import solve_ivp
 
 import lossnav as ln
-from lossnav._symbolic import ETA, GAMMA, TIME, K
-from lossnav.derivation import derive
+from lossnav._base.symbolic import ETA, GAMMA, TIME, K
+from lossnav.equations.derivation import derive
 
 SPIN = [[0, -1], [1, 0]]
 

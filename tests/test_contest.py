@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.solvers import finite
-from lossnav.solvers.assembly import Task
-from lossnav.solvers.contest import against, apart, contenders
-from lossnav.solvers.mesh import Mesh
-from lossnav.solvers.newton import PATIENCE, Minimum, minimise
-from lossnav.trajectory import Status
+from lossnav.solvers.ritz import finite
+from lossnav.solvers.ritz.assembly import Task
+from lossnav.solvers.ritz.candidates import against, apart, contenders
+from lossnav.solvers.ritz.mesh import Mesh
+from lossnav.solvers.ritz.newton import PATIENCE, Minimum, minimise
+from lossnav.solvers.trajectory import Status
 
 
 def rough(J, shift=0.0):

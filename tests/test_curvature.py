@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import expm, sqrtm
 
-from lossnav.curvature import Dense, Diagonal, Lanczos, decay_rate, step_gain, velocity_gain
+from lossnav.solvers.curvature import Dense, Diagonal, Lanczos, decay_rate, step_gain, velocity_gain
 
 positive = st.floats(1e-6, 1e6)
 

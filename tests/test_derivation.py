@@ -13,8 +13,8 @@ from sympy.calculus.euler import euler_equations
 
 import lossnav as ln
 from effort import calls
-from lossnav._symbolic import ETA, GAMMA, TIME, K
-from lossnav.derivation import derive
+from lossnav._base.symbolic import ETA, GAMMA, TIME, K
+from lossnav.equations.derivation import derive
 
 seeds = st.integers(0, 2**32 - 1)
 

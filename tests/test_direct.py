@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.landscapes import Loss
+from lossnav.problem.landscapes import Loss
 
 WELL = ln.Objective(ln.DoubleWell(), gamma=0.1)
 START, MINIMUM = [-0.6, 0.55], [1.0574538, 0.0]

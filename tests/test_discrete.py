@@ -5,8 +5,8 @@ import pytest
 from scipy.optimize import minimize
 
 import lossnav as ln
-from lossnav.discrete import Discrete, one_step
-from lossnav.running import running_jet
+from lossnav.problem.running_cost import running_jet
+from lossnav.solvers.discrete import Discrete, one_step
 
 CURVED = ln.Metric(lambda x: [[1 + x[1] ** 2, 0.3 * x[0]], [0.3 * x[0], 2 + np.sin(x[0])]])
 SWIRL = ln.Drift(lambda x: [x[1] - 0.2 * x[0] ** 3, -np.sin(x[0])])

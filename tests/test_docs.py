@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lossnav
-from lossnav import cli
+from lossnav.cli import commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +47,7 @@ def test_command_examples(page):
         for command, expected in re.findall(
             r"^\$ lossnav (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE
         ):
-            result = CliRunner().invoke(cli.app, command.split())
+            result = CliRunner().invoke(commands.app, command.split())
             assert checker.check_output(expected, result.output, FLAGS), (
                 f"{page.name}, line {line}: lossnav {command} printed\n{result.output}"
             )

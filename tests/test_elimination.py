@@ -7,11 +7,11 @@ import pytest
 from scipy.integrate import quad_vec
 
 import lossnav as ln
-from lossnav.chain import Lift
-from lossnav.running import dip
-from lossnav.solvers.assembly import Task, _General, _Plain
-from lossnav.solvers.elimination import newton_step
-from lossnav.solvers.mesh import Mesh
+from lossnav.problem.running_cost import dip
+from lossnav.solvers.chain import Lift
+from lossnav.solvers.ritz.assembly import Task, _General, _Plain
+from lossnav.solvers.ritz.elimination import newton_step
+from lossnav.solvers.ritz.mesh import Mesh
 
 
 @pytest.mark.parametrize("dim", [1, 2, 6, 12])

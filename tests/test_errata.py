@@ -12,9 +12,9 @@ from scipy.optimize import brentq, minimize_scalar
 
 import lossnav as ln
 from brute_force import minimise
-from lossnav.belief import adaptive
-from lossnav.derivation import derive
-from lossnav.discrete import Discrete
+from lossnav.equations.derivation import derive
+from lossnav.problem.belief import adaptive
+from lossnav.solvers.discrete import Discrete
 
 ERRATA = Path(__file__).parents[1] / "docs" / "errata.md"
 theta, m, v, g = (sympy.Symbol(x, real=True) for x in ("theta", "m", "v", "g"))
@@ -238,7 +238,7 @@ def test_16_costs_that_are_counted_once():
 
 def test_17_one_step_with_a_drift_prices_the_step():
     """App. A prints [theta - f] in one factor for [Delta theta - f]."""
-    from lossnav.discrete import one_step
+    from lossnav.solvers.discrete import one_step
 
     objective = ln.Objective(
         ln.Quadratic(0.0, g=[1e-9]), drift=ln.LinearDrift(0.0, c=[0.3]), eta=0.1

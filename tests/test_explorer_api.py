@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.explorer import api, fields
-from lossnav.explorer.fields import Refused
+from lossnav.explorer import api, requests
+from lossnav.explorer.requests import Refused
 from lossnav.explorer.rivals import RATES, TITLES, walk
 from lossnav.explorer.setting import FIELDS, RULES, setting
 from lossnav.explorer.terrain import TERRAINS, ground
-from lossnav.problems import problem
+from lossnav.problem.builtin import problem
 
 BOWL = {"landscape": "bowl", "gamma": 0.0}
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
@@ -394,7 +394,7 @@ def test_the_defaults_are_within_their_own_bounds():
         for name, field in table.items():
             assert field.read(name, field.default) == field.default
     for name, terrain in TERRAINS.items():
-        fields.read(FIELDS, {"landscape": name, **terrain.settings})
+        requests.read(FIELDS, {"landscape": name, **terrain.settings})
         x0, x1, y0, y1 = terrain.box
         assert x0 < terrain.settings["x"] < x1
         assert y0 < terrain.settings["y"] < y1

@@ -12,7 +12,7 @@ from chromium import MISSING, launch_options
 from explorer_serving import running
 from lossnav.explorer import api
 from lossnav.explorer.export import VARIANTS, export
-from lossnav.problems import problem
+from lossnav.problem.builtin import problem
 
 pytestmark = pytest.mark.skipif(launch_options() is None, reason=MISSING)
 

@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from explorer_serving import ENDLESS, endless, running
-from lossnav import _cli_explore
+from lossnav.cli import explore
 from lossnav.explorer import api, server, workers
 from lossnav.explorer.export import VARIANTS, export
 
@@ -423,13 +423,13 @@ def test_no_second_explorer_on_one_port(explorer):
     with pytest.raises(
         ValueError, match=f"Port {explorer.port} is taken.*--port {explorer.port + 1}"
     ):
-        _cli_explore.listening("127.0.0.1", explorer.port)
+        explore.listening("127.0.0.1", explorer.port)
     with pytest.raises(ValueError, match="no address of this machine"):
-        _cli_explore.listening("no.such.name.invalid", 0)
+        explore.listening("no.such.name.invalid", 0)
 
 
 def test_the_command_prints_its_address_and_stops_on_ctrl_c():
-    code = "import typer; from lossnav import _cli_explore; typer.run(_cli_explore.explore)"
+    code = "import typer; from lossnav.cli.explore import explore; typer.run(explore)"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--port", "0", "--no-open"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
@@ -465,7 +465,7 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
         writer.close()
 
     async def connect():
-        with _cli_explore.listening("127.0.0.1", 0) as listener:
+        with explore.listening("127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
             async with await asyncio.start_server(answer, sock=listener):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from effort import calls, watched
-from lossnav._expressions import FUNCTIONS, ExpressionError, check_names, parse
+from lossnav._base.expressions import FUNCTIONS, ExpressionError, check_names, parse
 
 X, Y = sympy.symbols("x y", real=True)
 SYMBOLS = {"x": X, "y": Y}

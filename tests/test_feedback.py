@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from lossnav.solvers.algebraic import stabilising
-from lossnav.solvers.feedback import Feedback
+from lossnav.solvers.riccati.algebraic import stabilising
+from lossnav.solvers.riccati.feedback import Feedback
 
 TIMES = np.array([0.0, 1e-9, 1e-3, 0.5, 4.0, 60.0])
 

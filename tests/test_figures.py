@@ -10,9 +10,8 @@ from scipy import linalg
 from scipy.integrate import simpson, solve_ivp
 
 import lossnav as ln
-from lossnav.figures import (
-    _training,
-    _training_plans,
+from lossnav.optim.torch import Ballistic
+from lossnav.paper.figures import (
     basins,
     fig1,
     fig2,
@@ -23,11 +22,12 @@ from lossnav.figures import (
     regret,
     spiral,
     style,
+    training,
+    training_plans,
     transients,
 )
-from lossnav.figures._network import Network
-from lossnav.optim.torch import Ballistic
-from lossnav.studies import study_file
+from lossnav.paper.figures.network import Network
+from lossnav.studies.spec import file as study_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -235,7 +235,7 @@ def test_every_rule_wins_under_its_own_assumptions(monkeypatch):
 def test_ballistic_in_numpy_is_the_optimizer():
     rng = np.random.default_rng(0)
     theta = rng.normal(size=6)
-    rule = _training.Ballistic(5e-4, beta2=0.9)
+    rule = training.Ballistic(5e-4, beta2=0.9)
     parameter = torch.nn.Parameter(torch.tensor(theta))
     optimizer, state = Ballistic([parameter], lr=5e-4, beta2=0.9), rule.init(theta)
     for _ in range(50):
@@ -251,13 +251,13 @@ def test_ballistic_in_numpy_is_the_optimizer():
 def test_settings_of_the_paper_are_those_of_the_study_files(letter, file):
     values = tomllib.loads((ROOT / "benchmarks" / "training" / file).read_text(encoding="utf-8"))
     kept = study_file.Study.from_dict(values)
-    assert study_file.Study.from_dict(_training_plans.PAPER[letter]) == kept
+    assert study_file.Study.from_dict(training_plans.PAPER[letter]) == kept
 
 
 def test_scales_are_those_of_the_tasks():
     from lossnav.studies.tasks.images import SCALES
 
-    for name, (top, mean, deviation) in _training.SCALES.items():
+    for name, (top, mean, deviation) in training.SCALES.items():
         assert SCALES[name] == (top, (mean,), (deviation,))
 
 
@@ -266,16 +266,16 @@ def test_scales_are_those_of_the_tasks():
 @pytest.mark.parametrize("has_data", [False, True])
 def test_what_the_training_panels_use(monkeypatch, full, has_torch, has_data):
     """Real data where they are; short runs and stand-ins say that they are."""
-    monkeypatch.setattr(_training_plans, "available", lambda name: has_data)
+    monkeypatch.setattr(training_plans, "available", lambda name: has_data)
     monkeypatch.setattr(
-        _training_plans.importlib.util, "find_spec", lambda name: object() if has_torch else None
+        training_plans.importlib.util, "find_spec", lambda name: object() if has_torch else None
     )
-    e, f = (_training_plans.plan(letter, full) for letter in "ef")
+    e, f = (training_plans.plan(letter, full) for letter in "ef")
     for plan in (e, f):
         assert (plan.study is None) != (plan.course is None)
         assert ("shortened" in plan.label or "digits" in plan.label) == bool(plan.note)
     if has_data and has_torch and full:
-        assert [e.study, f.study] == [_training_plans.PAPER[letter] for letter in "ef"]
+        assert [e.study, f.study] == [training_plans.PAPER[letter] for letter in "ef"]
         return
     assert ("MNIST" in e.label and "digits" not in e.label) == has_data
     assert ("narrow" in f.label) == (has_data and has_torch)
@@ -286,8 +286,8 @@ def test_what_the_training_panels_use(monkeypatch, full, has_torch, has_data):
 
 def test_a_study_becomes_the_table_of_a_panel(tmp_path):
     """The study machinery on the digits: the same numbers as a trial of its own."""
-    from lossnav.studies.records import Trial
-    from lossnav.studies.training import run_trial
+    from lossnav.studies.trial.records import Trial
+    from lossnav.studies.trial.training import run_trial
 
     study = {
         "name": "tiny",
@@ -320,7 +320,7 @@ def test_a_study_becomes_the_table_of_a_panel(tmp_path):
 
 def test_narrow_network_for_cifar(monkeypatch):
     """A quarter of the paper's widths, on data of the right shape."""
-    from lossnav.figures import _narrow
+    from lossnav.paper.figures import narrow
     from lossnav.studies.data import ImageData
     from lossnav.studies.tasks import images
 
@@ -330,7 +330,7 @@ def test_narrow_network_for_cifar(monkeypatch):
         np.arange(80, dtype=np.uint8) % 10,
     )
     monkeypatch.setattr(images, "load", lambda name: ImageData(x, y, x, y))
-    task = _narrow.Narrow(batch_size=16, judged=30)
+    task = narrow.Narrow(batch_size=16, judged=30)
     batch = next(iter(task.batches(torch.Generator().manual_seed(0))))
     model = task.model()
     assert model(batch[0]).shape == (16, 10)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lossnav import cli
+from lossnav.cli import commands
 from lossnav.inference import infer
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
@@ -224,7 +224,7 @@ def test_the_command_ends_in_one_sentence(tmp_path, monkeypatch, words, sentence
     (tmp_path / "fails.py").write_text("raise SystemExit(3)")
     (tmp_path / "empty.npz").touch()
     (tmp_path / "text.npz").write_text("no record")
-    result = CliRunner().invoke(cli.app, ["infer", *words])
+    result = CliRunner().invoke(commands.app, ["infer", *words])
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert sentence in result.stderr

@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lossnav import cli
-from lossnav.inference import nulls, recall, response, symmetry
+from lossnav.cli import commands
 from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.blackbox import BlackBox
 from lossnav.inference.estimates import Curve, Discount, Estimate
-from lossnav.inference.fitting import fit
-from lossnav.inference.model import Model
+from lossnav.inference.fit.least_squares import fit
+from lossnav.inference.fit.model import Model
+from lossnav.inference.probes import memory, response, sign_memory, symmetry
+from lossnav.inference.probes.black_box import BlackBox
 from lossnav.optim.torch import Ballistic, Navigator
 
 RNG = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_a_corner_that_no_gradient_reaches_is_none():
 
 def test_an_echo_is_the_filter():
     box = BlackBox(lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.75), (3, 2))
-    heard = recall.echo(box, np.random.default_rng(0), 1.0)
+    heard = memory.echo(box, np.random.default_rng(0), 1.0)
     assert heard.lags[:5] == pytest.approx(0.25 * 0.75 ** np.arange(5), rel=1e-9)
     assert (heard.beta1, heard.total) == pytest.approx((0.75, 0.8))
 
@@ -93,7 +93,7 @@ def test_an_echo_is_the_filter():
 def test_a_balance_needs_no_knowledge_of_the_scale():
     """Whatever divides the mean, the gradient that stops the step shows its memory."""
     box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
-    found = nulls.measure(box, np.random.default_rng(0), 2.0, apart=True)
+    found = sign_memory.measure(box, np.random.default_rng(0), 2.0, apart=True)
     assert found.beta1.value == pytest.approx(0.8, rel=1e-4)
 
 
@@ -162,7 +162,7 @@ def test_a_kalman_gain_with_saturation_and_look_ahead_is_the_optimizers_default_
 
 
 def run(*words):
-    return CliRunner().invoke(cli.app, ["infer", *words])
+    return CliRunner().invoke(commands.app, ["infer", *words])
 
 
 def test_command_line(tmp_path):

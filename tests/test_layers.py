@@ -9,45 +9,17 @@ import lossnav
 
 # Each may import only from those before it; a package counts by its own name.
 ORDER = [
-    "_checks",
-    "_whole_files",
-    "_symbolic",
-    "_templates",
-    "_jets",
-    "_expressions",
-    "_notation",
-    "landscapes",
-    "autodiff",
-    "geometry",
-    "curvature",
-    "trajectory",
-    "objective",
-    "running",
-    "chain",
-    "discrete",
-    "belief",
-    "lagrangian",
-    "conservation",
-    "nongradient",
-    "limits",
-    "derivation",
+    "_base",
+    "problem",
+    "equations",
     "solvers",
     "rules",
     "optim",
     "ranking",
     "inference",
     "studies",
-    "figures",
+    "paper",
     "explorer",
-    "_problem_files",
-    "problems",
-    "reproduction",
-    "_cli_text",
-    "_cli_rank",
-    "_cli_infer",
-    "_cli_study",
-    "_cli_reproduce",
-    "_cli_explore",
     "cli",
     "__main__",
 ]
@@ -97,7 +69,7 @@ def test_a_step_up_would_be_seen(tmp_path, monkeypatch):
     (tmp_path / "solvers").mkdir()
     file = tmp_path / "solvers" / "base.py"
     file.write_text(
-        "import lossnav.cli\nfrom lossnav import rules\nfrom lossnav.optim.torch import x\n"
+        "import lossnav.cli.commands\nfrom lossnav import rules\nfrom lossnav.optim.torch import x\n"
         "from . import choose\nfrom .. import figures\nfrom ..studies import y\n"
         "def f():\n    from lossnav.problems import problem\n"
     )

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import sympy
 
-from lossnav import objective
-from lossnav.lagrangian import Lagrangian
-from lossnav.reproduction import derivations, reproduce
-from lossnav.reproduction.ledger import Verdict, ledger, registry, report, summary, symbols
-from lossnav.reproduction.ledger.evidence import (
+from lossnav.equations.lagrangian import Lagrangian
+from lossnav.paper import derivations, reproduce
+from lossnav.paper.ledger import Verdict, ledger, registry, report, summary, symbols
+from lossnav.paper.ledger.evidence import (
     Evidence,
     approached,
     defined,
@@ -28,7 +27,8 @@ from lossnav.reproduction.ledger.evidence import (
     numeric,
     numerics,
 )
-from lossnav.trajectory import Trajectory
+from lossnav.problem import objective
+from lossnav.solvers.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[1]
 
@@ -265,7 +265,7 @@ def test_a_wrong_derivation_is_seen(monkeypatch):
 
 def test_a_display_without_a_check_is_open(monkeypatch):
     left = {name: check for name, check in registry.checks().items() if name != "3.2"}
-    monkeypatch.setattr("lossnav.reproduction.ledger.checks", lambda: left)
+    monkeypatch.setattr("lossnav.paper.ledger.checks", lambda: left)
     (entry,) = ledger(only=["3.2"])
     assert entry.verdict is Verdict.OPEN
 

@@ -5,13 +5,13 @@ import pytest
 import sympy
 
 import lossnav as ln
-from lossnav._symbolic import ETA, GAMMA, K
-from lossnav.derivation import derive
-from lossnav.limits import CURVATURE as h
-from lossnav.limits import DECAY as j
-from lossnav.limits import GRADIENT as g
-from lossnav.limits import STEP as dt
-from lossnav.limits import WIND as f0
+from lossnav._base.symbolic import ETA, GAMMA, K
+from lossnav.equations.derivation import derive
+from lossnav.equations.limits import CURVATURE as h
+from lossnav.equations.limits import DECAY as j
+from lossnav.equations.limits import GRADIENT as g
+from lossnav.equations.limits import STEP as dt
+from lossnav.equations.limits import WIND as f0
 
 rho = sympy.sqrt(GAMMA**2 / 4 + ETA * K * h) - GAMMA / 2
 

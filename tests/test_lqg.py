@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_are
 
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.gains import Betas
 
 H = np.logspace(-3, 0.5, 8)

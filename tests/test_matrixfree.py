@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.solvers.matrixfree import _Sums
+from lossnav.solvers.matrix_free import _Sums
 
 
 @pytest.mark.parametrize("end", [None, [1.0, 0.0]])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossnav.solvers.mesh import Mesh
+from lossnav.solvers.ritz.mesh import Mesh
 
 EDGES = np.array([0.0, 0.5, 0.7, 2.0])
 

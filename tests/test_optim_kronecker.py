@@ -10,9 +10,9 @@ import pytest
 import torch
 from pytorch_optimizer import SOAP
 
-from lossnav.optim._torch_kron_basis import observe
-from lossnav.optim._torch_navigator import Navigator
 from lossnav.optim.torch import KroneckerNavigator
+from lossnav.optim.torch.kronecker.basis import observe
+from lossnav.optim.torch.navigator import Navigator
 from lossnav.rules.bases import phases, sides
 from lossnav.rules.kronecker import KroneckerRule
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lossnav.optim.torch import Ballistic, Navigator  # noqa: E402
-from lossnav.rules.adaptive import BeliefRule  # noqa: E402
+from lossnav.rules.diagonal import BeliefRule  # noqa: E402
 
 SHAPES = [(7, 5), (3,), (), (0, 4), (60, 50)]
 ADAMW = {"betas": (0.9, 0.999), "nesterov": False, "saturation": 0.0}
@@ -293,7 +293,7 @@ def test_large_tensors_are_shared_out_over_threads():
 
 
 def test_threads_of_our_own_where_there_is_no_openmp(monkeypatch):
-    from lossnav.optim import _torch_threads
+    from lossnav.optim.torch import threads as _torch_threads
 
     shapes = [(200_000,)]
     team = trained(lambda p: Navigator(p, fused=True), shapes=shapes)
@@ -309,7 +309,7 @@ def test_threads_of_our_own_where_there_is_no_openmp(monkeypatch):
 
 def test_without_numba(monkeypatch):
     """AdamW's settings go to PyTorch's fused kernel; others say what is missing, and None works."""
-    from lossnav.optim import _torch_step
+    from lossnav.optim.torch import step as _torch_step
 
     monkeypatch.setattr(_torch_step, "kernels", lambda: None)
     ours = trained(lambda p: Navigator(p, 1e-2, weight_decay=0.1, fused=True, **ADAMW))

@@ -10,8 +10,9 @@ import pytest
 from scipy import linalg
 
 import lossnav as ln
-from lossnav.discrete import Discrete
-from lossnav.solvers import _grid, _level, _sweep_numpy, sweeping
+from lossnav.solvers import plane
+from lossnav.solvers.discrete import Discrete
+from lossnav.solvers.plane import grid, level, sweeps_numpy
 
 BOX = [(-1.6, 1.8), (-1.2, 1.2)]
 H, CENTER = np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([0.1, -0.05])
@@ -20,7 +21,7 @@ TURN = np.array([[0.0, -1.0], [1.0, 0.0]])
 
 
 def without_numba(monkeypatch):
-    monkeypatch.setattr(_level, "kernels", lambda: (_sweep_numpy.relax, _sweep_numpy.carry))
+    monkeypatch.setattr(level, "kernels", lambda: (sweeps_numpy.relax, sweeps_numpy.carry))
 
 
 def exact(G, J, *, eta, k, gamma):
@@ -232,14 +233,14 @@ def test_numba_is_loaded_only_when_a_policy_is_solved():
 
 def test_a_machine_without_numba_still_has_a_policy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "lossnav.solvers._sweep", raising=False)
-    monkeypatch.delattr("lossnav.solvers._sweep", raising=False)
-    _level.kernels.cache_clear()
+    monkeypatch.delitem(sys.modules, "lossnav.solvers.plane.sweeps", raising=False)
+    monkeypatch.delattr("lossnav.solvers.plane.sweeps", raising=False)
+    level.kernels.cache_clear()
     try:
-        assert _level.kernels() == (_sweep_numpy.relax, _sweep_numpy.carry)
+        assert level.kernels() == (sweeps_numpy.relax, sweeps_numpy.carry)
         found = ln.policy(ln.Objective(ln.Quadratic([1.0, 4.0])), [(-1, 1), (-1, 1)], 41)
     finally:
-        _level.kernels.cache_clear()
+        level.kernels.cache_clear()
     assert found.at([0.5, 0.5])[0] == pytest.approx(0.375, abs=1e-3)
 
 
@@ -305,7 +306,7 @@ def test_polish_refuses_a_path_that_costs_more_than_the_policy(monkeypatch):
     beside = found.polish([1.6, 0.05])
     assert beside.velocity0 == pytest.approx(found.at([1.6, 0.05])[1], abs=0.01)
     over = replace(beside, J=1.889)  # the best path on the axis
-    monkeypatch.setattr(sweeping, "solve", lambda *args, **kwargs: over)
+    monkeypatch.setattr(plane, "solve", lambda *args, **kwargs: over)
     with pytest.raises(ValueError, match=r"costs 1.889, .* two ways are equally good"):
         found.polish([1.6, 0.0])
 
@@ -382,7 +383,7 @@ def test_selling_writes_a_metric_as_a_sum_over_grid_steps():
     rng = np.random.default_rng(1)
     root = rng.normal(size=(200, 2, 2)) * np.array([1.0, 30.0])
     D = root @ root.transpose(0, 2, 1)
-    rho, ways = _grid._selling(D)
+    rho, ways = grid._selling(D)
     assert (rho >= 0).all()
     assert np.einsum("pd,pdi,pdj->pij", rho, ways, ways) == pytest.approx(D, rel=1e-9, abs=1e-9)
     for steps in ways:

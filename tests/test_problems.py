@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lossnav as ln
-from lossnav.problems import ProblemError, builtin_problems, problem
+from lossnav.problem.builtin import ProblemError, builtin_problems, problem
 
 GOOD = """
 description = "A tilted well in a curved space"

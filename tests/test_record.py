@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lossnav.inference import _record
-from lossnav.inference import recorder as recorder_module
-from lossnav.inference.recorder import record
+from lossnav.inference.log import record_file, recorder
+from lossnav.inference.log.recorder import record
 
 
 def network(seed=0):
@@ -49,7 +48,7 @@ def test_the_record_is_what_a_loop_sees_itself(tmp_path):
         for _ in range(25):
             train(model, optimizer, 1, copy, rng)
             after.append(flat(params))
-    found = _record.read(tmp_path / "run.npz")
+    found = record_file.read(tmp_path / "run.npz")
     assert log.steps == 25
     assert found.step.tolist() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
     assert [(s.start, s.stop) for s in found.bursts()] == [(0, 4), (4, 8), (8, 12)]
@@ -70,7 +69,7 @@ def test_the_record_is_what_a_loop_sees_itself(tmp_path):
 def test_coordinates_lie_in_all_rows_and_columns(tmp_path):
     theta = torch.nn.Parameter(torch.zeros(64, 32))
     record(torch.optim.SGD([theta]), tmp_path / "run.npz", coordinates=64).close()
-    places = _record.read(tmp_path / "run.npz").place
+    places = record_file.read(tmp_path / "run.npz").place
     assert len(set(places // 32)) > 56
     assert len(set(places % 32)) == 32
 
@@ -103,7 +102,7 @@ def test_groups_frozen_parameters_schedules_and_missing_gradients(tmp_path):
             # every second step has no gradient for the last bias
             train(model, optimizer, 1, lambda step=step: drop(model[2].bias, step % 2))
             schedule.step()
-    found = _record.read(tmp_path / "run.npz")
+    found = record_file.read(tmp_path / "run.npz")
     assert found.groups == (0, 0, 1, 1)
     assert found.lr == pytest.approx(np.outer(0.5 ** np.arange(4), [0.1, 0.2]))
     assert np.isnan(found.grad[:, found.tensor == 1]).all()  # frozen
@@ -130,7 +129,7 @@ def test_sparse_gradients(tmp_path):
                 optimizer.zero_grad()
                 model(torch.tensor(rows)).square().sum().backward()
                 optimizer.step()
-        found = _record.read(tmp_path / "run.npz")
+        found = record_file.read(tmp_path / "run.npz")
         kept.append((found.grad, found.update))
     assert kept[0][0] == pytest.approx(kept[1][0], abs=1e-7)
     assert kept[0][1] == pytest.approx(kept[1][1], abs=1e-7)
@@ -149,7 +148,7 @@ def test_other_layouts_and_types(tmp_path):
         loss = image(torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)).square().sum()
         (loss + half.float().sum() + double.sum()).backward()
         optimizer.step()
-    found = _record.read(tmp_path / "run.npz")
+    found = record_file.read(tmp_path / "run.npz")
     assert found.theta[0, found.tensor == 0] == pytest.approx(before.numpy())
     assert found.update[0, found.tensor == 0] == pytest.approx(
         -0.5 * image.weight.grad.flatten().numpy(), rel=1e-3
@@ -174,7 +173,7 @@ def test_a_closure_is_recorded_with_its_first_gradient(tmp_path):
     with record(optimizer, tmp_path / "run.npz"):
         optimizer.step(closure)
         optimizer.step(closure=closure)
-    found = _record.read(tmp_path / "run.npz")
+    found = record_file.read(tmp_path / "run.npz")
     assert found.theta[0, 0] == start
     assert found.grad[:, 0] == pytest.approx(2 * found.theta[:, 0])
     assert found.theta[0, 0] + found.update[0, 0] == pytest.approx(found.theta[1, 0])
@@ -191,9 +190,9 @@ def test_an_exception_in_the_loop_keeps_the_steps_before_it(tmp_path):
 
     with pytest.raises(RuntimeError, match="mine"):
         crash()
-    assert _record.read(tmp_path / "run.npz").step.tolist() == list(range(7))
+    assert record_file.read(tmp_path / "run.npz").step.tolist() == list(range(7))
     train(model, optimizer, 3)  # and nothing is recorded after it
-    assert len(_record.read(tmp_path / "run.npz").step) == 7
+    assert len(record_file.read(tmp_path / "run.npz").step) == 7
 
 
 KILLED = """
@@ -214,7 +213,7 @@ def test_a_killed_run_keeps_its_bursts(tmp_path):
     path = tmp_path / "run.npz"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60, check=False)
     assert done.returncode == 9
-    assert _record.read(path).step.tolist() == [0, 1, 4, 5, 8, 9]
+    assert record_file.read(path).step.tolist() == [0, 1, 4, 5, 8, 9]
     assert os.listdir(tmp_path) == ["run.npz"]
 
 
@@ -233,7 +232,7 @@ def test_a_failed_write_does_not_stop_the_training(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="could not be written.*No space left"):
         train(model, optimizer, 2)
     train(model, optimizer, 2)
-    assert len(_record.read(tmp_path / "run.npz").step) == 2
+    assert len(record_file.read(tmp_path / "run.npz").step) == 2
     assert os.listdir(tmp_path) == ["run.npz"]
     with pytest.raises(OSError, match="No space left"):
         log.close()
@@ -241,17 +240,17 @@ def test_a_failed_write_does_not_stop_the_training(tmp_path, monkeypatch):
     log = record(optimizer, tmp_path / "run.npz", every=2, burst=2)
     train(model, optimizer, 4)
     log.close()
-    assert len(_record.read(tmp_path / "run.npz").step) == 4
+    assert len(record_file.read(tmp_path / "run.npz").step) == 4
 
 
 def test_a_long_run_does_not_fill_memory(tmp_path, monkeypatch):
     """Bursts become rarer; the first one stays."""
-    monkeypatch.setattr(recorder_module, "MOST_BURSTS", 4)
+    monkeypatch.setattr(recorder, "MOST_BURSTS", 4)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with record(optimizer, tmp_path / "run.npz", every=4, burst=2):
         train(model, optimizer, 200)
-    found = _record.read(tmp_path / "run.npz")
+    found = record_file.read(tmp_path / "run.npz")
     starts = [int(found.step[rows.start]) for rows in found.bursts()]
     assert len(starts) <= 5
     assert starts[0] == 0
@@ -264,7 +263,7 @@ def test_an_optimizer_with_memory_is_not_fresh(tmp_path):
     train(model, optimizer, 1)
     with record(optimizer, tmp_path / "run.npz"):
         train(model, optimizer, 1)
-    assert not _record.read(tmp_path / "run.npz").fresh
+    assert not record_file.read(tmp_path / "run.npz").fresh
 
 
 def test_refusals(tmp_path):
@@ -286,14 +285,14 @@ def test_refusals(tmp_path):
 def test_files_that_are_no_records(tmp_path):
     path = tmp_path / "run.npz"
     with pytest.raises(FileNotFoundError, match="There is no record at"):
-        _record.read(path)
+        record_file.read(path)
     for raw in (b"", b"hello", b"PK\x03\x04 cut"):
         path.write_bytes(raw)
         with pytest.raises(ValueError, match="is not a record of a training run"):
-            _record.read(path)
+            record_file.read(path)
     np.savez(path, a=np.zeros(2))
     with pytest.raises(ValueError, match="is not a record of a training run"):
-        _record.read(path)
+        record_file.read(path)
     model = network()
     optimizer = torch.optim.SGD(model.parameters())
     with record(optimizer, path):
@@ -301,14 +300,14 @@ def test_files_that_are_no_records(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="only a part of one"):
-        _record.read(path)
+        record_file.read(path)
     path.write_bytes(whole)
     with np.load(path) as held:
         arrays = dict(held)
     arrays["grad"] = arrays["grad"][:, 1:]
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="does not fit together: grad must match 3 steps"):
-        _record.read(path)
+        record_file.read(path)
 
 
 def test_a_gradient_that_is_not_finite_is_kept_as_it_is(tmp_path):
@@ -317,4 +316,4 @@ def test_a_gradient_that_is_not_finite_is_kept_as_it_is(tmp_path):
     with record(optimizer, tmp_path / "run.npz"):
         theta.grad = torch.tensor([math.inf, 1.0])
         optimizer.step()
-    assert _record.read(tmp_path / "run.npz").grad.tolist() == [[math.inf, 1.0]]
+    assert record_file.read(tmp_path / "run.npz").grad.tolist() == [[math.inf, 1.0]]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lossnav import cli
-from lossnav.figures import _training_plans, basins, fig2, mixed, noise, regret, style
-from lossnav.reproduction import PARTS, derivations, keeping, kept_results, paths, reproduce
-from lossnav.reproduction.ledger import ledger
+from lossnav.cli import commands
+from lossnav.paper import PARTS, cache, derivations, kept_results, paths, reproduce
+from lossnav.paper.figures import basins, fig2, mixed, noise, regret, style, training_plans
+from lossnav.paper.ledger import ledger
 from lossnav.studies.data import DataError
 
 FIGURES = [
@@ -39,7 +39,7 @@ def page(tmp_path_factory):
         patch.setattr(
             derivations, "ledger", functools.partial(ledger, only=["3.2", "E.12", "G.30"])
         )
-        for paper in _training_plans.PAPER.values():
+        for paper in training_plans.PAPER.values():
             patch.setitem(paper, "budget", {"epochs": 1})
         patch.setattr(noise, "STEPS", 400)
         patch.setattr(noise, "EXAMPLES", 60)
@@ -128,10 +128,10 @@ def test_a_finished_part_is_not_made_again(counted, tmp_path, monkeypatch):
     (tmp_path / "fig2_line.csv").write_text("x\n")  # someone has changed a file
     reproduce(tmp_path, ("fig2",))
     assert counted == ["fig2"] * 2
-    (tmp_path / keeping.FOLDER / "fig2.json").write_text("{")  # a damaged record
+    (tmp_path / cache.FOLDER / "fig2.json").write_text("{")  # a damaged record
     reproduce(tmp_path, ("fig2",))
     assert counted == ["fig2"] * 3
-    monkeypatch.setattr(keeping, "_code", lambda: "other code")
+    monkeypatch.setattr(cache, "_code", lambda: "other code")
     reproduce(tmp_path, ("fig2",))
     assert counted == ["fig2"] * 4
     assert page.read_bytes() == before
@@ -163,26 +163,26 @@ def test_the_page_keeps_what_the_folder_holds(counted, tmp_path):
 )
 def test_what_a_part_follows_from(change, same):
     assert (
-        keeping.key("x", {"full": False, "files": "a"} | change)
-        == keeping.key("x", {"full": False, "files": "a"})
+        cache.key("x", {"full": False, "files": "a"} | change)
+        == cache.key("x", {"full": False, "files": "a"})
     ) is same
 
 
 def test_data_are_told_apart_by_their_checksums(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOSSNAV_DATA", str(tmp_path))
-    seen = {keeping.held("mnist")}
+    seen = {cache.held("mnist")}
     for value in (0, 1):
         np.savez(tmp_path / "mnist.npz", x_train=np.full(3, value))
-        seen.add(keeping.held("mnist"))
+        seen.add(cache.held("mnist"))
     (tmp_path / "mnist.npz").write_bytes(b"cut")
-    seen.add(keeping.held("mnist"))
+    seen.add(cache.held("mnist"))
     assert len(seen) == 4
     assert "none" in seen
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli.app, ["reproduce", *arguments])
+    return CliRunner().invoke(commands.app, ["reproduce", *arguments])
 
 
 def test_a_folder_that_is_full(counted, tmp_path):
@@ -206,7 +206,7 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(keeping.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
     result = run("fig2", "--out", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
@@ -233,7 +233,7 @@ def test_a_part_without_its_extra_says_so_and_is_tried_again(tmp_path, monkeypat
     text = reproduce(tmp_path, ("noise",), said.append).read_text(encoding="utf-8")
     assert "which is not installed" in text
     assert said[-1].startswith("  left out: The digits")
-    assert not (tmp_path / keeping.FOLDER / "noise.json").exists()
+    assert not (tmp_path / cache.FOLDER / "noise.json").exists()
 
 
 def test_studies_and_fingerprints_are_shown_or_said_to_be_elsewhere(monkeypatch):
@@ -262,9 +262,7 @@ def test_examples_are_derived_for_each_section():
 
 
 def test_reproduction_does_not_import_torch():
-    program = (
-        "import sys, lossnav.reproduction; sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
-    )
+    program = "import sys, lossnav.paper; sys.exit(bool({'torch', 'jax'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

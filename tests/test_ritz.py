@@ -8,12 +8,12 @@ import pytest
 import sympy
 
 import lossnav as ln
-from lossnav.belief import adaptive, weight_uncertainty
-from lossnav.solvers.assembly import Task
-from lossnav.solvers.ends import end_at, minima, quadratic_around
-from lossnav.solvers.finite import rate
-from lossnav.solvers.mesh import Mesh
-from lossnav.solvers.newton import minimise
+from lossnav.problem.belief import adaptive, weight_uncertainty
+from lossnav.solvers.ritz.assembly import Task
+from lossnav.solvers.ritz.ends import end_at, minima, quadratic_around
+from lossnav.solvers.ritz.finite import rate
+from lossnav.solvers.ritz.mesh import Mesh
+from lossnav.solvers.ritz.newton import minimise
 from test_riccati import random_objective
 
 FIG1_END = (1.0574537707386316, 0.0)
@@ -289,7 +289,7 @@ def test_iteration_limit_and_bad_numbers_end_with_a_status():
 
 
 def test_interrupt_returns_the_best_path_so_far(monkeypatch):
-    from lossnav.solvers import newton
+    from lossnav.solvers.ritz import newton
 
     calls = itertools.count()
 
@@ -371,7 +371,7 @@ def test_a_path_that_discount_decides_goes_on_for_as_long_as_it_is_asked():
 
 
 def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatch):
-    monkeypatch.setattr("lossnav.solvers.windows._Pieces.most", 3)
+    monkeypatch.setattr("lossnav.solvers.ritz.discounted._Pieces.most", 3)
     path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
     with pytest.raises(ValueError, match="ask for times up to"):
         path.at(1e5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lossnav as ln
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import relaxation
 from lossnav.rules.gains import Betas, Kalman, SteadyKalman
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.belief import Adaptive, adaptive, belief_of, weight_uncertainty
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.problem.belief import Adaptive, adaptive, belief_of, weight_uncertainty
 from lossnav.rules.build import learning_rule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
 from lossnav.rules.sources import OfLoss

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.linalg import expm
 
 import lossnav as ln
-from lossnav.curvature import Lanczos
 from lossnav.rules.averages import SquaredGradients
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
 from lossnav.rules.sources import OfLoss
+from lossnav.solvers.curvature import Lanczos
 
 H = np.array([[2.0, 0.5], [0.5, 1.0]])
 G = np.array([[2.0, 0.3], [0.3, 1.0]])

@@ -11,11 +11,11 @@ from hypothesis.extra.numpy import arrays
 from scipy.linalg import expm, sqrtm
 
 import lossnav as ln
-from lossnav.curvature import Dense, Diagonal, Lanczos
 from lossnav.rules.averages import Hutchinson, SquaredGradients, signs
 from lossnav.rules.local import LocalRule
 from lossnav.rules.operators import Blocks, Kronecker, operator
 from lossnav.rules.sources import OfLoss
+from lossnav.solvers.curvature import Dense, Diagonal, Lanczos
 
 C = {"eta": 0.7, "k": 1.3}
 

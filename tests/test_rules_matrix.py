@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lossnav as ln
 from lossnav.rules import zoo
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.gains import Betas
 from lossnav.rules.kronecker import KroneckerRule
 from lossnav.rules.matrix import COEFFICIENTS, PolarRule, newton_schulz

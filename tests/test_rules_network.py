@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.curvature import Dense
 from lossnav.rules.build import learning_rule
 from lossnav.rules.local import LocalRule
 from lossnav.rules.operators import dense
+from lossnav.solvers.curvature import Dense
 
 torch = pytest.importorskip("torch")
 
-from lossnav.rules.network import Fisher, GaussNewton  # noqa: E402
+from lossnav.rules.network_curvature import Fisher, GaussNewton  # noqa: E402
 
 
 def net(*, bias=True, seed=0):

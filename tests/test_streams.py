@@ -16,9 +16,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from lossnav.optim.torch import WeightUncertainty
-from lossnav.studies import data, study_file, tasks, training
-from lossnav.studies._reproducible import batch_rng
-from lossnav.studies.records import Trial
+from lossnav.studies import data, tasks
+from lossnav.studies.spec import file
+from lossnav.studies.trial import training
+from lossnav.studies.trial.records import Trial
+from lossnav.studies.trial.reproducible import batch_rng
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 OURS = "lossnav.optim.torch:WeightUncertainty"
@@ -405,7 +407,7 @@ def small(kind):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_rule_of_a_study_file_runs(path, beside):
     """Every point can be made, and the first of each trains a small stream of the same kind."""
-    study = study_file.read(path)
+    study = file.read(path)
     grids = {tuple(study.rules[name].grid) for name in study.rules}
     assert grids
     for task in study.tasks.values():

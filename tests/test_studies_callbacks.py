@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import study_maker
-from lossnav.studies import _trackers, callbacks
-from lossnav.studies.callbacks import Callback, Guarded, named, title
+from lossnav.studies.trial import callbacks, trackers
+from lossnav.studies.trial.callbacks import Callback, Guarded, named, title
 from study_maker import play
 
 TRIAL = study_maker.trial("digits", "SGD", {"lr": 0.1}, 3, "reporting")
@@ -61,7 +61,7 @@ def test_mlflow_runs_of_two_processes(tmp_path, monkeypatch, capfd):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import study_maker\n"
-        "from lossnav.studies.callbacks import named\n"
+        "from lossnav.studies.trial.callbacks import named\n"
         "trial = study_maker.trial('digits', 'SGD', {'lr': 0.1}, int(sys.argv[3]), 'reporting')\n"
         "study_maker.play(named(['mlflow'], sys.argv[2])[0](), trial)\n"
     )
@@ -90,7 +90,7 @@ def test_wandb_offline(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import random, study_maker\n"
-        "from lossnav.studies.callbacks import named\n"
+        "from lossnav.studies.trial.callbacks import named\n"
         "trial = study_maker.trial('digits', 'SGD', {'lr': 0.1}, 3, 'reporting')\n"
         "for _ in range(2):\n"
         "    random.seed(0)  # as a trial does\n"
@@ -133,7 +133,7 @@ def logged(file):
 
 def test_training_has_the_same_numbers_when_it_is_watched(tmp_path):
     pytest.importorskip("tensorboard")
-    from lossnav.studies import training
+    from lossnav.studies.trial import training
 
     trial = study_maker.trial(
         "digits", "SGD", {"lr": 0.1}, 3, "reporting", steps=None, epochs=1, settings={"lr": 0.1}
@@ -176,7 +176,7 @@ def test_a_failing_callback_is_said_once_and_fails_nothing(
     tmp_path, monkeypatch, capsys, fresh, where
 ):
     monkeypatch.setattr(Broken, "where", where)
-    monkeypatch.setitem(_trackers.TRACKERS, "mlflow", Broken)
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", Broken)
     for _ in range(3):
         play(Guarded("mlflow", str(tmp_path)), TRIAL)
     said = capsys.readouterr()
@@ -190,7 +190,7 @@ def test_an_interrupt_is_not_swallowed(tmp_path, monkeypatch, fresh):
 
     monkeypatch.setattr(Broken, "started", interrupted)
     monkeypatch.setattr(Broken, "where", "")
-    monkeypatch.setitem(_trackers.TRACKERS, "mlflow", Broken)
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", Broken)
     with pytest.raises(KeyboardInterrupt):
         Guarded("mlflow", str(tmp_path)).started(TRIAL)
 
@@ -204,7 +204,7 @@ def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
 
 def test_naming_callbacks_imports_and_writes_nothing(tmp_path):
     code = (
-        "import sys; from lossnav.studies.callbacks import named\n"
+        "import sys; from lossnav.studies.trial.callbacks import named\n"
         "named(['tensorboard', 'tensorboard'], sys.argv[1])\n"
         "assert not {'torch', 'wandb', 'mlflow', 'tensorboard'} & set(sys.modules)\n"
     )

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from lossnav.studies import data
-from lossnav.studies._homes import HOMES
-from lossnav.studies.downloads import MOST, DataError, Source, fetch
+from lossnav.studies.data.downloads import MOST, DataError, Source, fetch
+from lossnav.studies.data.sources import HOMES
 
 RNG = np.random.default_rng(0)
 SMALL = {
@@ -238,7 +238,7 @@ def test_a_disk_that_fills_up(mnist, monkeypatch):
 
 
 def test_too_large(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("lossnav.studies.downloads.MOST", 1000)
+    monkeypatch.setattr("lossnav.studies.data.downloads.MOST", 1000)
     for name, content in (("big", b"a" * 1001), ("bomb", gzip.compress(b"a" * 1001))):
         server.files[f"/{name}"] = content
         packing = "gzip" if name == "bomb" else "plain"

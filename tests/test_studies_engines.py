@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lossnav.studies import callbacks, engines
+from lossnav.studies import engines
 from lossnav.studies.engines import ATTEMPTS, Job, make
 from lossnav.studies.progress import Quiet
-from lossnav.studies.records import Trial
+from lossnav.studies.trial import callbacks
+from lossnav.studies.trial.records import Trial
 
 HERE = Path(__file__).parent
 FAKE = Job(".", code=str(HERE), runner="fake_training:run_trial")

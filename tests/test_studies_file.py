@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lossnav.studies.study_file import Study, StudyError, read
+from lossnav.studies.spec.file import Study, StudyError, read
 
 GOOD = """
 name = "quick"
@@ -162,7 +162,7 @@ def test_a_grid_too_large_is_refused(tmp_path):
 def test_a_bad_file_is_refused_without_importing_torch(tmp_path):
     path = write(tmp_path, GOOD.replace("[0, 1]", "[0, 0]"))
     code = (
-        "import sys; from lossnav.studies.study_file import read\n"
+        "import sys; from lossnav.studies.spec.file import read\n"
         f"try: read({str(path)!r})\nexcept ValueError: print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from lossnav.studies import plan
-from lossnav.studies.records import Result, Trial
-from lossnav.studies.study_file import Study, StudyError
+from lossnav.studies.spec import plan
+from lossnav.studies.spec.file import Study, StudyError
+from lossnav.studies.trial.records import Result, Trial
 
 BASE = {
     "name": "tiny",

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from lossnav.studies.progress import Bars, Plain, Quiet, choose, label
-from lossnav.studies.records import Result, Trial
+from lossnav.studies.trial.records import Result, Trial
 
 
 def trial(seed=0):

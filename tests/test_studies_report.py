@@ -16,9 +16,11 @@ from scipy import stats
 
 import study_maker as made
 from lossnav import studies
-from lossnav.studies import _report_settings, environment, report
-from lossnav.studies._report_curves import band, training_loss
-from lossnav.studies._report_data import Point, TaskView, gather
+from lossnav.studies import report
+from lossnav.studies.report import settings as _report_settings
+from lossnav.studies.report.curves import band, training_loss
+from lossnav.studies.report.data import Point, TaskView, gather
+from lossnav.studies.trial import environment
 
 VOID = {"meta", "br", "path", "use", "rect"}
 ALLOWED = {
@@ -404,7 +406,7 @@ def test_the_task_of_the_documentation_runs(tmp_path):
 def test_torch_is_not_imported(whole, tmp_path):
     folder = made.write(tmp_path / "s", whole[:4])
     code = (
-        "import sys; from lossnav.studies import environment, report\n"
+        "import sys; from lossnav.studies import report; from lossnav.studies.trial import environment\n"
         "environment.record(); report.write(sys.argv[1])\n"
         "assert not {'torch', 'jax', 'sklearn', 'matplotlib.pyplot'} & set(sys.modules)\n"
     )

@@ -10,7 +10,7 @@ import torch
 
 import lossnav as ln
 from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator, from_rule
-from lossnav.studies.rulebook import factory
+from lossnav.studies.spec.rulebook import factory
 
 SHAPES = [(5, 4), (5,), (3, 5), (3,)]
 
@@ -245,7 +245,7 @@ def test_a_module_that_does_not_import(tmp_path, monkeypatch):
 
 
 def test_state_of_optax_is_counted():
-    from lossnav.studies._trial_log import held_bytes
+    from lossnav.studies.trial.log import held_bytes
 
     optimizer = factory("optax.adam", {"lr": 0.1})(start())
     size = sum(p.numel() for p in start())

@@ -13,12 +13,13 @@ from unittest import mock
 import pytest
 from typer.testing import CliRunner
 
-from lossnav.cli import app
-from lossnav.studies import plan, report, store
+from lossnav.cli.commands import app
+from lossnav.studies import report, store
 from lossnav.studies.engines import Job
+from lossnav.studies.execution import check, run
 from lossnav.studies.progress import Quiet
-from lossnav.studies.running import check, run
-from lossnav.studies.study_file import Study, StudyError
+from lossnav.studies.spec import plan
+from lossnav.studies.spec.file import Study, StudyError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -353,7 +354,7 @@ def test_ctrl_c_stops_the_workers_and_exits_with_130(tmp_path):
     pause = {"kind": "fake", "pause": 0.3}
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from test_studies_running import *\n"
-        "from lossnav.cli import _guarded\nfrom lossnav.studies.progress import Plain\n"
+        "from lossnav.cli.commands import _guarded\nfrom lossnav.studies.progress import Plain\n"
         # What a shell starts in the background ignores Ctrl-C, and so would this.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"asked = study(tasks={{'a': {pause!r}}})\n"

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lossnav.studies.comparisons import compare, compare_all
-from lossnav.studies.sensitivity import edges, usable_range
 from lossnav.studies.statistics import FEW, holm, interval, sign_flip
-from lossnav.studies.targets import first_reach, reach
+from lossnav.studies.statistics.comparisons import compare, compare_all
+from lossnav.studies.statistics.sensitivity import edges, usable_range
+from lossnav.studies.statistics.targets import first_reach, reach
 
 NAN, INF = math.nan, math.inf
 SAMPLES = {

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lossnav.studies import _files, store
-from lossnav.studies._files import scratch
-from lossnav.studies.records import Result, Trial
+from lossnav.studies import store
 from lossnav.studies.store import BusyError, Store, StoreError, load
+from lossnav.studies.store import files as _files
+from lossnav.studies.store.files import scratch
+from lossnav.studies.trial.records import Result, Trial
 
 
 def made(seed, status="done", size=50):
@@ -312,9 +313,7 @@ def test_reading_goes_on_while_a_run_writes(tmp_path):
 
 
 def test_nothing_here_needs_torch():
-    code = (
-        "import sys, lossnav.studies.store, lossnav.studies.running; print('torch' in sys.modules)"
-    )
+    code = "import sys, lossnav.studies.store, lossnav.studies.execution; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

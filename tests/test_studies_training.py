@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from lossnav.studies import _trial_log, tasks, training
-from lossnav.studies._reproducible import batch_rng, reproducible
-from lossnav.studies.records import Trial
-from lossnav.studies.schedules import schedule
+from lossnav.studies import tasks
+from lossnav.studies.spec.schedules import schedule
+from lossnav.studies.trial import log as _trial_log
+from lossnav.studies.trial import training
+from lossnav.studies.trial.records import Trial
+from lossnav.studies.trial.reproducible import batch_rng, reproducible
 
 BASE = Trial(
     task="digits", rule="sgd", task_kind="digits", task_settings={"hidden": [16]},
@@ -138,8 +140,8 @@ def test_twice_the_same(trial):
 def test_the_same_in_another_process():
     """A fresh interpreter has other hashes, other memory, and the same numbers."""
     code = (
-        "import json, sys; from lossnav.studies.records import Trial; "
-        "from lossnav.studies.training import run_trial; "
+        "import json, sys; from lossnav.studies.trial.records import Trial; "
+        "from lossnav.studies.trial.training import run_trial; "
         "r = run_trial(Trial(**json.loads(sys.argv[1]))); "
         "print(json.dumps([r.final, r.curves['training_loss'].tolist()]))"
     )
@@ -634,7 +636,7 @@ def test_a_rule_without_lr_has_no_schedule(user):
 
 def test_reading_about_studies_does_not_import_torch():
     code = (
-        "import sys, lossnav.studies, lossnav.studies.data, lossnav.studies.schedules; "
+        "import sys, lossnav.studies, lossnav.studies.data, lossnav.studies.spec.schedules; "
         "lossnav.studies.Trial; assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from lossnav.optim._torch_examples import Examples  # noqa: E402
+from lossnav.optim.torch.per_example import Examples  # noqa: E402
 
 B = 6
 

@@ -7,8 +7,8 @@ import pytest
 import sympy
 
 import lossnav as ln
-from lossnav.belief import weight_uncertainty
-from lossnav.figures.transients import SWITCHES
+from lossnav.paper.figures.transients import SWITCHES
+from lossnav.problem.belief import weight_uncertainty
 from lossnav.rules.uncertain import UncertainRule, variance_rate
 
 

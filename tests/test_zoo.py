@@ -23,7 +23,7 @@ import sympy
 
 import lossnav as ln
 from lossnav.rules import zoo
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import speed_limit
 from lossnav.rules.gains import Betas
 

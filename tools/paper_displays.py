@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LEDGER = Path(__file__).parents[1] / "src" / "lossnav" / "reproduction" / "ledger"
+LEDGER = Path(__file__).parents[1] / "src" / "lossnav" / "paper" / "ledger"
 _KINDS = "equation|align|gather|multline|eqnarray|flalign"
 _PIECE = re.compile(
     rf"(?P<appendix>\\appendix\b)|\\section\{{(?P<section>[^}}]*)\}}"

@@ -17,8 +17,8 @@ import time
 import numba
 import numpy as np
 
-from lossnav.studies._reproducible import batch_rng, seed_all
 from lossnav.studies.tasks import SlowBits
+from lossnav.studies.trial.reproducible import batch_rng, seed_all
 
 SEEDS = range(100, 120)
 INPUTS, UNITS = 20, 5

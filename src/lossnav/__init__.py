@@ -13,35 +13,35 @@ Names are imported when first used, so that ``import lossnav`` stays quick.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lossnav.autodiff import JaxLoss as JaxLoss
-    from lossnav.autodiff import TorchLoss as TorchLoss
-    from lossnav.derivation import EulerLagrange as EulerLagrange
-    from lossnav.derivation import derive as derive
-    from lossnav.discrete import Discrete as Discrete
-    from lossnav.discrete import one_step as one_step
-    from lossnav.geometry import ConstantMetric as ConstantMetric
-    from lossnav.geometry import Decay as Decay
-    from lossnav.geometry import Drift as Drift
-    from lossnav.geometry import FisherGaussian as FisherGaussian
-    from lossnav.geometry import LinearDrift as LinearDrift
-    from lossnav.geometry import Metric as Metric
-    from lossnav.geometry import Rotation as Rotation
+    from lossnav.equations.derivation import EulerLagrange as EulerLagrange
+    from lossnav.equations.derivation import derive as derive
     from lossnav.inference import Assumptions as Assumptions
     from lossnav.inference import infer as infer
-    from lossnav.landscapes import DoubleWell as DoubleWell
-    from lossnav.landscapes import Expression as Expression
-    from lossnav.landscapes import Function as Function
-    from lossnav.landscapes import Himmelblau as Himmelblau
-    from lossnav.landscapes import Loss as Loss
-    from lossnav.landscapes import MuellerBrown as MuellerBrown
-    from lossnav.landscapes import Quadratic as Quadratic
-    from lossnav.landscapes import Rosenbrock as Rosenbrock
-    from lossnav.objective import Objective as Objective
+    from lossnav.problem.autodiff import JaxLoss as JaxLoss
+    from lossnav.problem.autodiff import TorchLoss as TorchLoss
+    from lossnav.problem.geometry import ConstantMetric as ConstantMetric
+    from lossnav.problem.geometry import Decay as Decay
+    from lossnav.problem.geometry import Drift as Drift
+    from lossnav.problem.geometry import FisherGaussian as FisherGaussian
+    from lossnav.problem.geometry import LinearDrift as LinearDrift
+    from lossnav.problem.geometry import Metric as Metric
+    from lossnav.problem.geometry import Rotation as Rotation
+    from lossnav.problem.landscapes import DoubleWell as DoubleWell
+    from lossnav.problem.landscapes import Expression as Expression
+    from lossnav.problem.landscapes import Function as Function
+    from lossnav.problem.landscapes import Himmelblau as Himmelblau
+    from lossnav.problem.landscapes import Loss as Loss
+    from lossnav.problem.landscapes import MuellerBrown as MuellerBrown
+    from lossnav.problem.landscapes import Quadratic as Quadratic
+    from lossnav.problem.landscapes import Rosenbrock as Rosenbrock
+    from lossnav.problem.objective import Objective as Objective
     from lossnav.ranking import Ranking as Ranking
     from lossnav.ranking import rank as rank
     from lossnav.rules import BeliefRule as BeliefRule
@@ -59,35 +59,50 @@ if TYPE_CHECKING:
     from lossnav.solvers import navigate as navigate
     from lossnav.solvers import policy as policy
     from lossnav.solvers import solve as solve
-    from lossnav.trajectory import Status as Status
-    from lossnav.trajectory import Trajectory as Trajectory
+    from lossnav.solvers.discrete import Discrete as Discrete
+    from lossnav.solvers.discrete import one_step as one_step
+    from lossnav.solvers.trajectory import Status as Status
+    from lossnav.solvers.trajectory import Trajectory as Trajectory
 
 _HOME = {
-    "autodiff": ["JaxLoss", "TorchLoss"],
-    "derivation": ["EulerLagrange", "derive"],
-    "discrete": ["Discrete", "one_step"],
-    "geometry": [
+    "equations.derivation": ["EulerLagrange", "derive"],
+    "inference": ["Assumptions", "infer"],
+    "problem.autodiff": ["JaxLoss", "TorchLoss"],
+    "problem.geometry": [
         "ConstantMetric", "Decay", "Drift", "FisherGaussian", "LinearDrift", "Metric", "Rotation",
     ],
-    "inference": ["Assumptions", "infer"],
-    "landscapes": [
+    "problem.landscapes": [
         "DoubleWell", "Expression", "Function", "Himmelblau", "Loss", "MuellerBrown", "Quadratic",
         "Rosenbrock",
     ],
-    "objective": ["Objective"],
+    "problem.objective": ["Objective"],
     "ranking": ["Ranking", "rank"],
     "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"],
     "solvers": ["Collocation", "Direct", "MatrixFree", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
-    "trajectory": ["Status", "Trajectory"],
+    "solvers.discrete": ["Discrete", "one_step"],
+    "solvers.trajectory": ["Status", "Trajectory"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_SUBMODULES = ("belief", "curvature")
+_SUBMODULES = {
+    "belief": "problem.belief",
+    "curvature": "solvers.curvature",
+    **{name: name for name in ("inference", "optim", "solvers", "studies")},
+}
+_MOVED = {  # modules of the first version, importable under their old names
+    "lossnav.belief": "lossnav.problem.belief",
+    "lossnav.curvature": "lossnav.solvers.curvature",
+    "lossnav.geometry": "lossnav.problem.geometry",
+    "lossnav.landscapes": "lossnav.problem.landscapes",
+    "lossnav.objective": "lossnav.problem.objective",
+    "lossnav.problems": "lossnav.problem.builtin",
+    "lossnav.trajectory": "lossnav.solvers.trajectory",
+}
 __all__ = ["__version__", *_SUBMODULES, *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
-        return importlib.import_module(f"lossnav.{name}")
+        return importlib.import_module(f"lossnav.{_SUBMODULES[name]}")
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"lossnav.{_MODULE_OF[name]}"), name)
         globals()[name] = value
@@ -97,3 +112,24 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Moved:
+    """Finder and loader of the modules in `_MOVED`: the old name gives the module of the new one."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, _Moved) if name in _MOVED else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> Any:
+        module = importlib.import_module(_MOVED[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state  # importing the old name has replaced it
+
+
+sys.meta_path.append(_Moved)

@@ -1,6 +1,6 @@
 """``python -m lossnav`` is the command line."""
 
-from lossnav.cli import main
+from lossnav.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from lossnav.explorer import beliefs as _beliefs
-from lossnav.explorer import fields
+from lossnav.explorer import requests
 from lossnav.explorer import setting as _setting
 from lossnav.explorer import uncertainty as _uncertainty
-from lossnav.explorer.field import field
-from lossnav.explorer.fields import Field, Refused
 from lossnav.explorer.optimal import basins, path
+from lossnav.explorer.requests import Field, Refused
 from lossnav.explorer.rivals import TITLES, rules
 from lossnav.explorer.terrain import TERRAINS, ground, picture
+from lossnav.explorer.velocity_field import field
 from lossnav.explorer.words import equations
 
 __all__ = ["QUESTIONS", "Refused", "answer", "catalogue", "schema"]
@@ -66,7 +66,7 @@ def answer(question: str, request: Any) -> dict[str, Any]:
         >>> answer("paht", {})
         Traceback (most recent call last):
         ...
-        lossnav.explorer.fields.Refused: There is no question named 'paht'. Known: basins, beliefs, equations, field, landscape, path, rules, uncertainty.
+        lossnav.explorer.requests.Refused: There is no question named 'paht'. Known: basins, beliefs, equations, field, landscape, path, rules, uncertainty.
     """
     if question not in QUESTIONS:
         known = ", ".join(sorted(QUESTIONS))
@@ -113,7 +113,7 @@ def schema(question: str) -> dict[str, Any]:
         >>> schema("beliefs")["properties"]["beta1"]["maximum"]
         0.999
     """
-    return fields.schema(QUESTIONS[question][1])
+    return requests.schema(QUESTIONS[question][1])
 
 
 def plain(value: Any) -> Any:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from lossnav import belief
-from lossnav._checks import FloatArray
-from lossnav.derivation import derive
-from lossnav.explorer.fields import Field, Number, read
-from lossnav.rules.adaptive import BeliefRule
+from lossnav._base.checks import FloatArray
+from lossnav.equations.derivation import derive
+from lossnav.explorer.requests import Field, Number, read
+from lossnav.problem import belief
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.gains import Betas, Kalman
 
 FIELDS: dict[str, Field] = {

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from lossnav._checks import FloatArray
-from lossnav.explorer.fields import Refused
+from lossnav._base.checks import FloatArray
+from lossnav.explorer.requests import Refused
 from lossnav.explorer.setting import Setting, setting
-from lossnav.objective import Objective
+from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
-from lossnav.trajectory import Trajectory
+from lossnav.solvers.trajectory import Trajectory
 
 POINTS = 161
 """Points of a path that is drawn."""
@@ -33,7 +33,7 @@ def path(request: Any) -> dict[str, Any]:
         >>> path({"landscape": "expression", "expression": "x*y", "gamma": 0.0})
         Traceback (most recent call last):
         ...
-        lossnav.explorer.fields.Refused: Curvature -1 is not above -gamma**2/(4*eta*k) = -0: J is unbounded below, so no path is optimal. Use gamma > 2, a finite horizon, or clip the curvature.
+        lossnav.explorer.requests.Refused: Curvature -1 is not above -gamma**2/(4*eta*k) = -0: J is unbounded below, so no path is optimal. Use gamma > 2, a finite horizon, or clip the curvature.
     """
     chosen = setting(request)
     return described(chosen, solved(chosen))

@@ -12,8 +12,8 @@ import numpy as np
 import sympy
 from sympy.printing.pycode import PythonCodePrinter
 
-from lossnav._checks import FloatArray
-from lossnav._templates import without_kinks
+from lossnav._base.checks import FloatArray
+from lossnav._base.templates import without_kinks
 
 _PRINTED = {
     "fully_qualified_modules": False,

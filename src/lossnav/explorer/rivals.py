@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from lossnav._checks import FloatArray
-from lossnav.explorer.fields import Refused
+from lossnav._base.checks import FloatArray
 from lossnav.explorer.optimal import TOL
+from lossnav.explorer.requests import Refused
 from lossnav.explorer.setting import MOST_STEPS, Setting, setting
-from lossnav.objective import Objective
+from lossnav.problem.objective import Objective
 from lossnav.ranking import rank
 from lossnav.ranking.paths import path_cost
 from lossnav.rules import Rule, learning_rule, zoo

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lossnav import geometry
-from lossnav._checks import FloatArray
-from lossnav.explorer.fields import Choice, Field, Number, Refused, Several, Text, read
+from lossnav._base.checks import FloatArray
+from lossnav.explorer.requests import Choice, Field, Number, Refused, Several, Text, read
 from lossnav.explorer.terrain import EXPRESSION, LONGEST, TERRAINS, Ground, ground, sides
-from lossnav.objective import Objective
+from lossnav.problem import geometry
+from lossnav.problem.objective import Objective
 
 RULES = ("ours", "flow", "momentum", "adam", "ballistic", "newton", "natural")
 """Rules that a path can be compared with."""
@@ -85,7 +85,7 @@ def setting(request: Any) -> Setting:
         >>> setting({"landscape": "normal", "metric": "fisher", "y": -1.0})
         Traceback (most recent call last):
         ...
-        lossnav.explorer.fields.Refused: y is -1, but with the Fisher metric it is a variance: start at y > 0.
+        lossnav.explorer.requests.Refused: y is -1, but with the Fisher metric it is a variance: start at y > 0.
     """
     values = settled(request)
     if (values["metric"] == "fisher" or values["landscape"] == "normal") and values["y"] <= 0:

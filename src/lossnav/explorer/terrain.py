@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize
 
-from lossnav import landscapes
-from lossnav._checks import FloatArray
-from lossnav._expressions import ExpressionError
-from lossnav._symbolic import coordinates
-from lossnav.explorer.fields import Refused
+from lossnav._base.checks import FloatArray
+from lossnav._base.expressions import ExpressionError
+from lossnav._base.symbolic import coordinates
 from lossnav.explorer.pointwise import Pointwise
+from lossnav.explorer.requests import Refused
+from lossnav.problem import landscapes
 
 GRID = 81
 """Nodes on each side of the picture of a landscape."""
@@ -173,7 +173,7 @@ def ground(name: str, expression: str) -> Ground:
         >>> ground("expression", "x**2 + z**2")
         Traceback (most recent call last):
         ...
-        lossnav.explorer.fields.Refused: 'z' is not a declared variable (declared: x, y).
+        lossnav.explorer.requests.Refused: 'z' is not a declared variable (declared: x, y).
     """
     return _ground(name, expression if name == "expression" else "")
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from lossnav._checks import FloatArray
-from lossnav.belief import weight_uncertainty
-from lossnav.derivation import EulerLagrange, derive
-from lossnav.explorer.fields import Field, Number, Refused, read
-from lossnav.landscapes import Quadratic
-from lossnav.objective import Objective
+from lossnav._base.checks import FloatArray
+from lossnav.equations.derivation import EulerLagrange, derive
+from lossnav.explorer.requests import Field, Number, Refused, read
+from lossnav.problem.belief import weight_uncertainty
+from lossnav.problem.landscapes import Quadratic
+from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
-from lossnav.trajectory import Status
+from lossnav.solvers.trajectory import Status
 
 FIELDS: dict[str, Field] = {
     "before": Number(4.0, "curvature of the old task", 0.1, 50.0),

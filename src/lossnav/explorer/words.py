@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import sympy
 
-from lossnav._notation import mathml
-from lossnav.derivation import derive
-from lossnav.explorer.fields import Refused
+from lossnav.equations.derivation import derive
+from lossnav.equations.notation import mathml
+from lossnav.explorer.requests import Refused
 from lossnav.explorer.setting import Setting, drift, metric, setting, turned
 from lossnav.explorer.terrain import ground
-from lossnav.landscapes import Quadratic
-from lossnav.objective import Objective
+from lossnav.problem.landscapes import Quadratic
+from lossnav.problem.objective import Objective
 from lossnav.rules import learning_rule
 
 LONGEST = 40_000

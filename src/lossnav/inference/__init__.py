@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from lossnav.inference.calibration import calibrate as calibrate
     from lossnav.inference.identification import infer as infer
     from lossnav.inference.log import infer_log as infer_log
-    from lossnav.inference.recorder import record as record
+    from lossnav.inference.log.recorder import record as record
 
 _LATER = {
     "calibrate": "calibration",
     "infer": "identification",
     "infer_log": "log",
-    "record": "recorder",
+    "record": "log.recorder",
 }
 __all__ = ["Assumptions", "Estimate", *_LATER]
 

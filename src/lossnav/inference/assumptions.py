@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.inference.estimates import Curve, Discount, Drift, Estimate, Memory, Nearest, Structure
 
 if TYPE_CHECKING:
-    from lossnav.objective import Objective
+    from lossnav.problem.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class Assumptions:
             ValueError: If no objective has these steps as its optimum; the sentence says which part
                 breaks it.
         """
-        from lossnav.geometry import Decay, LinearDrift
-        from lossnav.landscapes import Quadratic
-        from lossnav.objective import Objective
+        from lossnav.problem.geometry import Decay, LinearDrift
+        from lossnav.problem.landscapes import Quadratic
+        from lossnav.problem.objective import Objective
 
         if self.breaks:
             raise ValueError(
                 f"{self.name} is optimal for no objective of the family: {' '.join(self.breaks)}"
             )
-        m, v = _checks.point("mean", mean), _checks.point("variance", variance)
+        m, v = checks.point("mean", mean), checks.point("variance", variance)
         assert self.discount.lr is not None
         lr, Gamma = self.discount.lr.value, 0.0
         if self.discount.kind == "overdamped":
@@ -123,7 +123,7 @@ class Assumptions:
 
     def report(self, form: str = "text") -> str:
         """All of it for reading: ``"text"``, ``"json"``, or ``"html"``, one file that needs no other."""
-        _checks.choice("form of the report", form, ["html", "json", "text"])
+        checks.choice("form of the report", form, ["html", "json", "text"])
         if form == "json":
             return json.dumps(self.to_dict(), indent=2)
         if form == "html":

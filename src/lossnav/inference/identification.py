@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lossnav.inference import kinds
 from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.blackbox import BlackBox
+from lossnav.inference.fit import families
+from lossnav.inference.probes.black_box import BlackBox
 from lossnav.inference.search import Search
 
 MOST_ENTRIES = 1024
@@ -81,8 +81,8 @@ def _found(search: Search) -> Assumptions:
         search.outside.append("All its steps lie along one line, whatever the gradients are.")
         return search.assumed(None, None)
     if search.sides.one_length:
-        return kinds.by_sign(search)
+        return families.by_sign(search)
     if search.kind == "orthogonal":
-        return kinds.by_polar(search)
+        return families.by_polar(search)
     search.remember()
-    return kinds.by_basis(search) if search.kind == "kronecker" else kinds.by_diagonal(search)
+    return families.by_basis(search) if search.kind == "kronecker" else families.by_diagonal(search)

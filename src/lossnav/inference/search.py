@@ -7,25 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossnav.inference import (
-    dependence,
-    diagonal,
-    drifting,
-    findings,
-    nearest,
-    nulls,
-    programs,
-    recall,
-    response,
-    symmetry,
-    verdicts,
-)
+from lossnav.inference import outside, parts
 from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.blackbox import BlackBox
 from lossnav.inference.estimates import Nearest
-from lossnav.inference.fitting import Fit
-from lossnav.inference.model import Model
-from lossnav.inference.walks import Refusal
+from lossnav.inference.fit import diagonal, nearest
+from lossnav.inference.fit.least_squares import Fit
+from lossnav.inference.fit.model import Model
+from lossnav.inference.probes import (
+    dependence,
+    drift,
+    gradients,
+    memory,
+    response,
+    sign_memory,
+    symmetry,
+)
+from lossnav.inference.probes.black_box import BlackBox
+from lossnav.inference.probes.steppers import Refusal
 
 
 @dataclass
@@ -35,8 +33,8 @@ class Search:
     box: BlackBox
     rng: np.random.Generator
     budget: int
-    echo: recall.Echo | None = None
-    relaxed: recall.Relaxation | None = None
+    echo: memory.Echo | None = None
+    relaxed: memory.Relaxation | None = None
 
     def begin(self) -> None:
         """What is asked of any rule: chance, other tensors, size, metric, drift."""
@@ -51,7 +49,7 @@ class Search:
                 f"Its steps are random: two runs on the same gradients differ by {100 * self.slack:.2g} %."
             )
         apart = dependence.between_tensors(box, rng, self.size)
-        if apart > max(verdicts.TOLERANCE, 2 * self.slack):
+        if apart > max(outside.TOLERANCE, 2 * self.slack):
             box.together = False
             self.outside.append(
                 "Tensors act on each other: the steps of one change with the gradients of another "
@@ -70,24 +68,24 @@ class Search:
         self.sides = symmetry.measure(box, rng, self.size, self.slack)
         self.kind = self.sides.structure.kind
         small = self.kind in ("diagonal", "factored", "isotropic", "other")
-        self.pull = drifting.measure(box, rng, self.size, whole=small, random=self.random)
+        self.pull = drift.measure(box, rng, self.size, whole=small, random=self.random)
         self._weights()
 
     def remember(self) -> None:
         """How long the mean and the variance are remembered."""
         box, rng = self.box, self.rng
-        self.echo = recall.echo(box, rng, self.size)
+        self.echo = memory.echo(box, rng, self.size)
         filter_ = Model(1.0, beta1=self.echo.beta1, fresh=self.echo.fresh)
         filter_ = diagonal.with_corner(filter_, self.shape)
         least = 0.25 if self.random else 0.02
-        self.relaxed = recall.relaxation(box, rng, self.size, filter_, least)
+        self.relaxed = memory.relaxation(box, rng, self.size, filter_, least)
 
     def _has_floor(self) -> bool:
         """Whether the corner is a floor under a remembered variance, and not a limit on gradients."""
         size = max(1.0, 1e3 * self.shape.corner)
-        heard = recall.echo(self.box, self.rng, size, tensors=2)
+        heard = memory.echo(self.box, self.rng, size, tensors=2)
         filter_ = Model(1.0, beta1=heard.beta1, fresh=heard.fresh)
-        followed = recall.relaxation(self.box, self.rng, size, filter_).beta2
+        followed = memory.relaxation(self.box, self.rng, size, filter_).beta2
         if followed is None or followed < 0.3:
             return False
         self.size = size
@@ -107,7 +105,7 @@ class Search:
         bound = max(0.01, 2 * self.slack)
         coupled = self.pull.penalty is not None and self.pull.drift.form == "coupled"
         if not coupled and dependence.on_size(box, rng, self.size) > bound:
-            box.rest = recall.signs(rng, *box.shape)
+            box.rest = memory.signs(rng, *box.shape)
             box.decay = 0.0 if self.pull.decay is None else self.pull.decay.value
             self.outside.append(
                 "The length of its steps depends on the size of the weights; what follows is for weights "
@@ -132,29 +130,29 @@ class Search:
         """Gradients that no fit has seen, and the steps that they give."""
         box, rng = self.box, self.rng
         sizes = self.size * np.array([1.0, 0.1, 10.0])[:tensors]
-        g = programs.examination(rng, box.shape, sizes, steps)
+        g = gradients.examination(rng, box.shape, sizes, steps)
         theta = rng.standard_normal((tensors, *box.shape))
         if np.any(box.rest):
             theta = np.broadcast_to(box.rest, theta.shape)
         return nearest.Examination(g, theta, box.run(g, theta))
 
     def assumed(
-        self, fit: Fit | None, near: Nearest | None, balance: nulls.Balance | None = None
+        self, fit: Fit | None, near: Nearest | None, balance: sign_memory.Balance | None = None
     ) -> Assumptions:
         """All that was found."""
         if fit is not None:
-            self.notes += findings.remarks(fit)
-        curves = [findings.response(self.shape)]
+            self.notes += parts.remarks(fit)
+        curves = [parts.response(self.shape)]
         if self.echo is not None:
-            curves.append(findings.gradient_memory(self.echo, fit))
+            curves.append(parts.gradient_memory(self.echo, fit))
         if self.relaxed is not None:
-            curves.append(findings.curvature_memory(self.relaxed))
+            curves.append(parts.curvature_memory(self.relaxed))
         one_length = self.sides.one_length or self.kind == "orthogonal"
         return Assumptions(
             self.box.name,
-            findings.discount(self.shape, fit, one_length),
-            findings.memory(fit, balance, with_basis=self.kind == "kronecker"),
-            findings.drift(self.pull, fit),
+            parts.discount(self.shape, fit, one_length),
+            parts.memory(fit, balance, with_basis=self.kind == "kronecker"),
+            parts.drift(self.pull, fit),
             self.sides.structure,
             near,
             tuple(dict.fromkeys(self.outside)),

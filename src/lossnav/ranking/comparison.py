@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lossnav import _checks
-from lossnav._checks import FloatArray
-from lossnav.belief import Adaptive, belief_of
-from lossnav.objective import Objective
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.problem.belief import Adaptive, belief_of
+from lossnav.problem.objective import Objective
 from lossnav.ranking.learners import Learner, learners
+from lossnav.ranking.observation import Landscape, as_noise
 from lossnav.ranking.paths import Run, reference_path, run_once
-from lossnav.ranking.sight import Landscape, as_noise
 from lossnav.ranking.table import Optimal, Ranking, Row
 
 _SEEDS = 10
@@ -84,7 +84,7 @@ def rank(
             f"rank takes an Objective, but a {type(objective).__name__} was given: wrap the loss in "
             "ln.Objective(loss)."
         )
-    start = _checks.point("theta0", theta0, objective.dim)
+    start = checks.point("theta0", theta0, objective.dim)
     objective = objective.at_dim(len(start))
     if isinstance(belief_of(objective), Adaptive):
         raise ValueError(
@@ -131,7 +131,7 @@ def rank(
 def _pace(found: Sequence[Learner], dt: float | None) -> float:
     """The time between steps for rules without their own."""
     if dt is not None:
-        return _checks.positive("dt", dt)
+        return checks.positive("dt", dt)
     own = sorted({learner.dt for learner in found if learner.dt is not None})
     if len(own) == 1:
         return own[0]

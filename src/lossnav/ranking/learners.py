@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lossnav._checks import FloatArray
-from lossnav.ranking.sight import Landscape, Lost
+from lossnav._base.checks import FloatArray
+from lossnav.ranking.observation import Landscape, Lost
 from lossnav.rules.base import Rule
 from lossnav.rules.family import BeliefFamily
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossnav._checks import FloatArray
-from lossnav.objective import Objective
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
 from lossnav.ranking.learners import Learner
-from lossnav.ranking.sight import Landscape
+from lossnav.ranking.observation import Landscape
 from lossnav.ranking.table import Optimal
 from lossnav.solvers import solve
-from lossnav.trajectory import Trajectory
+from lossnav.solvers.trajectory import Trajectory
 
 _MOST = 1_000_000
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
@@ -78,7 +78,7 @@ def path_cost(
     Four Gauss points on each piece, then on halves, quarters and so on of each, until two values agree.
 
     Examples:
-        >>> from lossnav.landscapes import Quadratic
+        >>> from lossnav.problem.landscapes import Quadratic
         >>> J, kinetic, error = path_cost(Objective(Quadratic(1.0)), np.arange(2.0), np.array([[1.0], [0.0]]))
         >>> round(J, 12), kinetic, error < 1e-12  # 1/2 for the motion, 1/6 for the loss
         (0.666666666667, 0.5, True)

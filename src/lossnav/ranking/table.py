@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lossnav._checks import FloatArray
-from lossnav.trajectory import Trajectory
+from lossnav._base.checks import FloatArray
+from lossnav.solvers.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Learning rules: what an Objective tells a learner to do with the next gradient."""
 
 from lossnav.rules import zoo
-from lossnav.rules.adaptive import BeliefRule
 from lossnav.rules.base import Rule
 from lossnav.rules.build import learning_rule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
 from lossnav.rules.uncertain import UncertainRule

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from array_api_compat import array_namespace, device
 
-from lossnav import _checks
-from lossnav.curvature import Curvature, Diagonal
+from lossnav._base import checks
 from lossnav.rules.base import Array, State
 from lossnav.rules.sources import Source
+from lossnav.solvers.curvature import Curvature, Diagonal
 
 
 class SquaredGradients(Source):
@@ -31,7 +31,7 @@ class SquaredGradients(Source):
     words = "kappa times a running average of squared gradients"
 
     def __init__(self, decay: float = 0.999, *, kappa: float = 1.0) -> None:
-        self.decay, self.kappa = _share(decay), _checks.positive("kappa", kappa)
+        self.decay, self.kappa = _share(decay), checks.positive("kappa", kappa)
 
     def init(self, theta: Array) -> State:
         return _nothing(theta)
@@ -115,6 +115,6 @@ def _averaged(state: State, seen: Array, decay: float) -> State:
 
 
 def _share(decay: float) -> float:
-    if not 0 <= _checks.number("decay", decay) < 1:
+    if not 0 <= checks.number("decay", decay) < 1:
         raise ValueError(f"decay is {decay:.6g}, but it must be in [0, 1).")
     return float(decay)

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lossnav import _checks
-from lossnav.belief import Adaptive, WeightUncertainty, belief_of
-from lossnav.geometry import ConstantMetric, Decay
-from lossnav.objective import Objective
+from lossnav._base import checks
+from lossnav.problem.belief import Adaptive, WeightUncertainty, belief_of
+from lossnav.problem.geometry import ConstantMetric, Decay
+from lossnav.problem.objective import Objective
 from lossnav.rules.averages import Hutchinson, SquaredGradients
 from lossnav.rules.base import Rule
 from lossnav.rules.drifted import DriftedRule
@@ -38,8 +38,8 @@ def learning_rule(
     A learner who sees a gradient and believes the curvature plans the whole future with them, goes along
     the plan for ``dt``, and plans again. Without drift the rule is a `LocalRule` (gradient descent to
     Newton, with or without a metric); with drift, a `DriftedRule`; for an Objective made by
-    `lossnav.belief.adaptive`, the `BeliefRule` of a relative of Adam; and for one made by
-    `lossnav.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and whose memory has the
+    `lossnav.problem.belief.adaptive`, the `BeliefRule` of a relative of Adam; and for one made by
+    `lossnav.problem.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and whose memory has the
     variance. ``rule.assumptions`` says it in words.
 
     Args:
@@ -49,7 +49,7 @@ def learning_rule(
         curvature: ``"exact"``, the loss's Hessian at theta; ``"diagonal"``, its diagonal; ``"lanczos"``,
             products with it alone, for very many coordinates; ``"squares"`` and ``"hutchinson"``, running
             beliefs about the diagonal; or anything that `LocalRule` takes, such as a callable of theta, an
-            array, a tuple of Kronecker factors, or a `lossnav.rules.network.GaussNewton`.
+            array, a tuple of Kronecker factors, or a `lossnav.rules.network_curvature.GaussNewton`.
         metric: A metric that an Objective cannot hold, in the same forms, in place of its own.
         negative: What stands in for curvature without a best path: see `LocalRule`.
         plan: For a belief, how the next ``dt`` is gone: along the optimal ``"path"``, or by one
@@ -70,7 +70,7 @@ def learning_rule(
         ValueError: There is no such rule; the sentence says why.
 
     Examples:
-        >>> from lossnav.landscapes import Quadratic
+        >>> from lossnav.problem.landscapes import Quadratic
         >>> objective = Objective(Quadratic([4.0, 1.0]), gamma=0.0)
         >>> rule = learning_rule(objective, dt=0.5)
         >>> theta = np.array([1.0, 1.0])
@@ -96,26 +96,26 @@ def learning_rule(
                 "An adaptive objective already says what curvature and metric are believed: leave "
                 "curvature and metric out."
             )
-        _checks.choice("plan", plan, ["path", "straight"])
+        checks.choice("plan", plan, ["path", "straight"])
         return _believing(
             objective,
             belief,
             dt,
             implicit=plan == "straight",
             nesterov=look_ahead,
-            shared=_checks.share("shared", shared),
+            shared=checks.share("shared", shared),
         )
     if plan != "path" or look_ahead or shared:
         raise ValueError(
             "plan, look_ahead and shared are choices of a learner who averages gradients: make the objective "
-            "with lossnav.belief.adaptive, or leave them out."
+            "with lossnav.problem.belief.adaptive, or leave them out."
         )
     if isinstance(belief, WeightUncertainty):
         return _uncertain(objective, belief, dt, curvature, metric, negative, variance)
     if variance is not None:
         raise ValueError(
             "variance is for weights that are uncertain: make the objective with "
-            "lossnav.belief.weight_uncertainty, or leave it out."
+            "lossnav.problem.belief.weight_uncertainty, or leave it out."
         )
     if metric is not None and objective.metric is not None:
         raise ValueError("The objective has a metric of its own: leave out metric=, or that one.")
@@ -140,14 +140,14 @@ def learning_rule(
 def _time(dt: Any) -> float:
     if isinstance(dt, float | int | np.number) and math.isinf(dt) and dt > 0:
         return math.inf
-    return _checks.positive("dt", dt)
+    return checks.positive("dt", dt)
 
 
 def _source(objective: Objective, curvature: Any) -> Source:
     loss = objective.loss
     if not isinstance(curvature, str):
         return as_source(_sized(objective, "curvature", curvature))
-    _checks.choice("form of the curvature", curvature, _FORMS)
+    checks.choice("form of the curvature", curvature, _FORMS)
     if curvature == "squares":
         return SquaredGradients()
     if curvature == "hutchinson":
@@ -191,7 +191,7 @@ def _uncertain(
     if metric is not None:
         raise ValueError("Uncertain weights have the metric of Fisher: leave out metric=.")
     if isinstance(curvature, str):
-        _checks.choice("curvature of uncertain weights", curvature, ["exact", "squares"])
+        checks.choice("curvature of uncertain weights", curvature, ["exact", "squares"])
         if curvature == "squares":
             curvature = SquaredGradients()
         else:
@@ -221,7 +221,7 @@ def _believing(
     shares are in its constants: eta has that of m, and eta kappa that of v. (A surprise g - m is taken
     from the average, which differs from the paper's by alpha's pull on m.)
     """
-    from lossnav.rules.adaptive import BeliefRule
+    from lossnav.rules.diagonal import BeliefRule
     from lossnav.rules.gains import Betas
 
     if belief.observation != "moments":

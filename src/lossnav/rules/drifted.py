@@ -1,7 +1,7 @@
 r"""DriftedRule: the optimal step when something else moves the weights too (paper Eq. 11, App. G).
 
 Around theta the loss is L = g.x + x.H.x/2 and the drift is f = J x + c, with c = f(theta) and J its
-Jacobian there: exact for any affine drift. One Riccati equation (`lossnav.solvers.feedback`) gives the
+Jacobian there: exact for any affine drift. One Riccati equation (`lossnav.solvers.riccati.feedback`) gives the
 optimal velocity K x + d, and the step over dt is
 
 .. math:: \Delta\theta = \Delta t\,\varphi_1(K\Delta t)\,d, \qquad \varphi_1(Z) = Z^{-1}(e^Z-1).
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from lossnav.geometry import as_drift
-from lossnav.objective import QuadraticForm
+from lossnav.problem.geometry import as_drift
+from lossnav.problem.objective import QuadraticForm
 from lossnav.rules.arrays import like, to_numpy
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.local import (
@@ -33,8 +33,8 @@ from lossnav.rules.local import (
 )
 from lossnav.rules.operators import dense
 from lossnav.rules.sources import as_source
-from lossnav.solvers.feedback import Feedback, feedback, scale, stabilising
 from lossnav.solvers.receding import MARGIN
+from lossnav.solvers.riccati.feedback import Feedback, feedback, scale, stabilising
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DriftedRule(Rule):
     Args:
         dt: Time between steps, zero or more; infinite goes to where the path settles.
         curvature: As in `LocalRule`; it must be a matrix, a diagonal or Kronecker factors.
-        drift: A drift of `lossnav.geometry`, or a callable theta -> velocity that works on symbols.
+        drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on symbols.
         metric: G, as in `LocalRule`; Euclidean by default.
         eta: Learning rate, positive.
         k: Weight of the loss, positive.
@@ -57,7 +57,7 @@ class DriftedRule(Rule):
             grows, a curvature above the bound may have none either; ``"lift"`` then lifts it further.
 
     Examples:
-        >>> from lossnav.geometry import Rotation
+        >>> from lossnav.problem.geometry import Rotation
         >>> rule = DriftedRule(math.inf, np.eye(2), Rotation(1.0))
         >>> theta = np.array([1.0, 0.0])
         >>> rule.update(theta - [0.0, 1.0], {}, theta)[0].round(6)  # to rest, off the minimum (0, 1)

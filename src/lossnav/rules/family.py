@@ -24,7 +24,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.rules.base import Array, Rule
 from lossnav.rules.gains import known, positive_or_one
 
@@ -99,10 +99,10 @@ class BeliefFamily(Rule):
 
     def __post_init__(self) -> None:
         for name in ("eta", "k", "kappa"):
-            _checks.positive(name, getattr(self, name))
+            checks.positive(name, getattr(self, name))
         for name in ("dt", "gamma", "decay"):
             if known(getattr(self, name)):  # schedules may pass a traced array
-                _checks.non_negative(name, getattr(self, name))
+                checks.non_negative(name, getattr(self, name))
 
     @property
     def lr(self) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.rules.base import Array, State
 
 
@@ -198,11 +198,11 @@ class Kalman(Gain):
 
     def __post_init__(self) -> None:
         for name in ("alpha", "xi"):
-            _checks.non_negative(name, getattr(self, name))
+            checks.non_negative(name, getattr(self, name))
         if self.noise is not None:
-            _checks.positive("noise", self.noise)
+            checks.positive("noise", self.noise)
         if self.P0 is not None:
-            _checks.non_negative("P0", self.P0)
+            checks.non_negative("P0", self.P0)
 
     def init(self, theta: Array) -> State:
         xp = array_namespace(theta)
@@ -249,7 +249,7 @@ def known(value: Any) -> bool:
 
 def fraction(name: str, value: Any) -> Any:
     """A number from 0 to below 1; an array, which may be traced, passes."""
-    return _checks.fraction(name, value) if known(value) else value
+    return checks.fraction(name, value) if known(value) else value
 
 
 def one_minus_power(beta: float, t: Array) -> Any:

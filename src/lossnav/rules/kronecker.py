@@ -13,7 +13,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device, is_jax_namespace
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype, one_minus_power
@@ -64,10 +64,10 @@ class KroneckerRule(BeliefFamily):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            _checks.fraction(name, getattr(self, name))
+            checks.fraction(name, getattr(self, name))
         if self.basis_beta is not None:
-            _checks.fraction("basis_beta", self.basis_beta)
-        _checks.non_negative("eps", self.eps)
+            checks.fraction("basis_beta", self.basis_beta)
+        checks.non_negative("eps", self.eps)
         for name in ("refresh", "max_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but it must be one or more.")

@@ -1,7 +1,7 @@
 r"""LocalRule: rules for a quadratic picture of the nearby loss (paper Sec. 3 and 4, App. E).
 
 Near theta_0 the learner believes L = g.x + x.H.x/2, with x = theta - theta_0 and a metric G. The
-optimal step is then one scalar function of curvature (`lossnav.curvature.step_gain`), applied to the
+optimal step is then one scalar function of curvature (`lossnav.solvers.curvature.step_gain`), applied to the
 gradient:
 
 .. math:: \Delta\theta = -G^{-1/2}\,\phi(G^{-1/2} H G^{-1/2})\,G^{-1/2} g, \qquad
@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from lossnav import _checks
-from lossnav.curvature import check_bounded, step_gain
+from lossnav._base import checks
 from lossnav.rules.arrays import like
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.operators import product
 from lossnav.rules.sources import Source, as_source
 from lossnav.rules.whitening import in_metric
+from lossnav.solvers.curvature import check_bounded, step_gain
 from lossnav.solvers.receding import MARGIN
 
 _POLICIES = ["abs", "lift", "refuse"]
@@ -57,9 +57,9 @@ class LocalRule(Rule):
 
     Args:
         dt: Time between steps, zero or more, or infinite (Newton).
-        curvature: A `Source`; or a `lossnav.curvature.Curvature`, an array (a diagonal in the shape of theta,
+        curvature: A `Source`; or a `lossnav.solvers.curvature.Curvature`, an array (a diagonal in the shape of theta,
             or a matrix), a tuple of Kronecker factors, one for each axis, or a callable theta -> one of these.
-        metric: G in any of the same forms, or a metric of `lossnav.geometry`; Euclidean by default.
+        metric: G in any of the same forms, or a metric of `lossnav.problem.geometry`; Euclidean by default.
         eta: Learning rate, positive.
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
@@ -87,7 +87,7 @@ class LocalRule(Rule):
 
     def __post_init__(self) -> None:
         check_constants(self)
-        rates = _checks.finite_array("decay", self.decay)
+        rates = checks.finite_array("decay", self.decay)
         if rates.ndim > 1 or (rates < 0).any():
             raise ValueError("decay must be a number or one for each coordinate, zero or more.")
         object.__setattr__(self, "decay", tuple(rates.tolist()) if rates.ndim else float(rates))
@@ -194,8 +194,8 @@ def admitted(
 def check_policy(negative: str | float, bound: float) -> None:
     """Refuse a policy for negative curvature that is unknown or cannot help."""
     if isinstance(negative, str):
-        _checks.choice("policy for negative curvature", negative, _POLICIES)
-    elif not _checks.number("negative", negative) > bound:
+        checks.choice("policy for negative curvature", negative, _POLICIES)
+    elif not checks.number("negative", negative) > bound:
         raise ValueError(
             f"negative is {negative:.6g}, but a stand-in for curvature must be above {bound:.6g}, "
             "where a best path begins to exist."
@@ -206,7 +206,7 @@ def check_constants(rule: Any) -> None:
     """Refuse a rule whose dt, eta, k or gamma means nothing; keep the last three as floats."""
     check_dt(rule.dt)
     for name, check in (
-        ("eta", _checks.positive), ("k", _checks.positive), ("gamma", _checks.non_negative),
+        ("eta", checks.positive), ("k", checks.positive), ("gamma", checks.non_negative),
     ):  # fmt: skip
         object.__setattr__(rule, name, check(name, getattr(rule, name)))
 

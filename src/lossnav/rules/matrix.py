@@ -13,7 +13,7 @@ from typing import Literal
 
 from array_api_compat import array_namespace
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype
@@ -107,9 +107,9 @@ class PolarRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.fraction("beta1", self.beta1)
-        _checks.choice("method", self.method, ["svd", "newton-schulz"])
-        _checks.choice("scale", self.scale, ["original", "match_rms_adamw", "none"])
+        checks.fraction("beta1", self.beta1)
+        checks.choice("method", self.method, ["svd", "newton-schulz"])
+        checks.choice("scale", self.scale, ["original", "match_rms_adamw", "none"])
         if self.method == "newton-schulz" and (self.gamma or self.finite):
             raise ValueError(
                 "Newton-Schulz levels all singular values, so it holds for gamma = 0 and "

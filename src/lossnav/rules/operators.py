@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from lossnav.curvature import Curvature, Dense, Diagonal
 from lossnav.rules.arrays import like, times, to_numpy
 from lossnav.rules.base import Array
+from lossnav.solvers.curvature import Curvature, Dense, Diagonal
 
 
 class Kronecker(Curvature):

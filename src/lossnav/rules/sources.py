@@ -13,14 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from array_api_compat import array_namespace, is_jax_array, is_torch_array
 
-from lossnav import _checks
-from lossnav.autodiff import JaxLoss, TorchLoss
-from lossnav.curvature import Curvature, Diagonal, Lanczos
-from lossnav.geometry import Field
-from lossnav.landscapes import Loss
+from lossnav._base import checks
+from lossnav.problem.autodiff import JaxLoss, TorchLoss
+from lossnav.problem.geometry import Field
+from lossnav.problem.landscapes import Loss
 from lossnav.rules.arrays import like, to_numpy
 from lossnav.rules.base import Array, State
 from lossnav.rules.operators import Kronecker, operator
+from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 
 
 class Source(abc.ABC):
@@ -45,7 +45,7 @@ class Given(Source):
     """Curvature that a user gives: one for all time, or a callable of theta.
 
     Args:
-        value: A `lossnav.curvature.Curvature`, an array, a tuple of Kronecker factors, or a callable
+        value: A `lossnav.solvers.curvature.Curvature`, an array, a tuple of Kronecker factors, or a callable
             theta -> one of these.
 
     Examples:
@@ -82,14 +82,14 @@ class OfLoss(Source):
         form: ``"exact"``, ``"diagonal"``, or ``"lanczos"`` for very many coordinates.
 
     Examples:
-        >>> from lossnav.landscapes import Quadratic
+        >>> from lossnav.problem.landscapes import Quadratic
         >>> H, _ = OfLoss(Quadratic([[2.0, 1.0], [1.0, 3.0]]), "diagonal").observe(None, {}, np.ones(2))
         >>> H.h
         array([2., 3.])
     """
 
     def __init__(self, loss: Loss, form: Literal["exact", "diagonal", "lanczos"] = "exact") -> None:
-        _checks.choice("form of the curvature", form, ["exact", "diagonal", "lanczos"])
+        checks.choice("form of the curvature", form, ["exact", "diagonal", "lanczos"])
         self.loss, self.form = loss, form
         self.words = {
             "exact": "the Hessian at theta",
@@ -144,7 +144,7 @@ class OfLoss(Source):
         return xp.reshape(result, v.shape)
 
     def _settled(self, dim: int) -> Loss:
-        from lossnav._symbolic import default_names
+        from lossnav._base.symbolic import default_names
 
         if self.loss.dim is None:
             return self.loss.bind(names=default_names(dim))
@@ -163,7 +163,7 @@ class OfMetric(Source):
     """A metric G at the current theta, from an Objective's `Field`.
 
     Examples:
-        >>> from lossnav.geometry import Metric
+        >>> from lossnav.problem.geometry import Metric
         >>> G, _ = OfMetric(Metric(lambda x: [[1 + x[0]**2, 0], [0, 1]])).observe(None, {}, np.ones(2))
         >>> G.h
         array([2., 1.])
@@ -204,7 +204,7 @@ def as_source(value: Any) -> Source:
 
 
 def _metric(G: Any) -> Any:
-    return _checks.positive_definite("G", G)
+    return checks.positive_definite("G", G)
 
 
 def _as_diagonal(G: Kronecker, theta: Array) -> Curvature:

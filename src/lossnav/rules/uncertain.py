@@ -35,8 +35,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from lossnav import _checks
-from lossnav.curvature import Diagonal, decay_rate, step_gain, velocity_gain
+from lossnav._base import checks
 from lossnav.rules.arrays import like, to_numpy
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.family import relaxation
@@ -44,6 +43,7 @@ from lossnav.rules.gains import positive_or_one
 from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source
+from lossnav.solvers.curvature import Diagonal, decay_rate, step_gain, velocity_gain
 
 
 class Expected:
@@ -59,7 +59,7 @@ class Expected:
 
     Examples:
         >>> import numpy as np
-        >>> from lossnav.belief import weight_uncertainty
+        >>> from lossnav.problem.belief import weight_uncertainty
         >>> objective = weight_uncertainty(lambda w: w[0] ** 4, names=["w"])
         >>> Expected(objective.loss, k=1.0).at(np.array([2.0]), np.array([0.5]))  # 12 (mu^2 + v)
         array([54.])
@@ -125,7 +125,7 @@ class UncertainRule(Rule):
 
     def __post_init__(self) -> None:
         check_constants(self)
-        if not (_checks.finite_array("variance", self.variance) > 0).all():
+        if not (checks.finite_array("variance", self.variance) > 0).all():
             raise ValueError("variance must be greater than zero: no weight is known exactly.")
         if not isinstance(self.curvature, Expected):
             object.__setattr__(self, "curvature", as_source(self.curvature))
@@ -133,7 +133,7 @@ class UncertainRule(Rule):
 
     def init(self, theta: Array) -> State:
         xp = array_namespace(theta)
-        precision = 1 / like(_checks.finite_array("variance", self.variance), theta)
+        precision = 1 / like(checks.finite_array("variance", self.variance), theta)
         precision = precision + xp.zeros_like(theta)
         if isinstance(self.curvature, Expected):
             return {"precision": precision}

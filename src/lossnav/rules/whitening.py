@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from array_api_compat import array_namespace
 
-from lossnav.curvature import Curvature, Diagonal, Lanczos
 from lossnav.rules.arrays import like, times
 from lossnav.rules.base import Array
 from lossnav.rules.operators import Kronecker, applied, entries, product, spread
+from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 
 
 def in_metric(H: Curvature, G: Curvature | None, fn: Callable[[Array], Array], g: Array) -> Array:

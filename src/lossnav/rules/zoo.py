@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, Literal, ParamSpec
 
-from lossnav.rules.adaptive import BeliefRule
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily
 from lossnav.rules.gains import Betas
 from lossnav.rules.kronecker import KroneckerRule

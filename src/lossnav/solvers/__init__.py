@@ -4,11 +4,11 @@ from lossnav.solvers.base import Method
 from lossnav.solvers.choose import solve
 from lossnav.solvers.collocation import Collocation
 from lossnav.solvers.direct import Direct
-from lossnav.solvers.matrixfree import MatrixFree
+from lossnav.solvers.matrix_free import MatrixFree
+from lossnav.solvers.plane import Policy, policy
 from lossnav.solvers.receding import navigate
 from lossnav.solvers.riccati import Riccati
 from lossnav.solvers.ritz import Ritz
-from lossnav.solvers.sweeping import Policy, policy
 
 __all__ = [
     "Collocation",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 
-from lossnav._checks import FloatArray
-from lossnav.objective import Objective
-from lossnav.trajectory import Trajectory
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
+from lossnav.solvers.trajectory import Trajectory
 
 
 class Method(abc.ABC):

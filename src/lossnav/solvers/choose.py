@@ -6,12 +6,12 @@ import math
 
 from numpy.typing import ArrayLike
 
-from lossnav import _checks
-from lossnav.objective import Objective
+from lossnav._base import checks
+from lossnav.problem.objective import Objective
 from lossnav.solvers.base import Method
 from lossnav.solvers.riccati import Riccati
 from lossnav.solvers.ritz import Ritz
-from lossnav.trajectory import Trajectory
+from lossnav.solvers.trajectory import Trajectory
 
 
 def solve(
@@ -44,13 +44,13 @@ def solve(
         >>> path.at(1.0).round(4)
         array([0.3679, 0.1353])
     """
-    start = _checks.point("theta0", theta0, objective.dim)
+    start = checks.point("theta0", theta0, objective.dim)
     objective = objective.at_dim(len(start))
     if not horizon > 0:
         raise ValueError(f"horizon is {horizon}, but it must be greater than zero.")
-    stop = None if end is None else _checks.point("end", end, len(start))
+    stop = None if end is None else checks.point("end", end, len(start))
     if method is None:
         method = Riccati() if objective.quadratic() is not None else Ritz()
     return method.solve(
-        objective, start, horizon=float(horizon), end=stop, tol=_checks.positive("tol", tol)
+        objective, start, horizon=float(horizon), end=stop, tol=checks.positive("tol", tol)
     )

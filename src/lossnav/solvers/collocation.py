@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from scipy import linalg
 
-from lossnav._checks import FloatArray
-from lossnav.chain import solve_chain
-from lossnav.discrete import Discrete
-from lossnav.objective import Objective
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
 from lossnav.solvers.base import Method
-from lossnav.solvers.ends import quadratic_around
-from lossnav.solvers.feedback import Feedback, feedback
-from lossnav.trajectory import Status, Trajectory
+from lossnav.solvers.chain import solve_chain
+from lossnav.solvers.discrete import Discrete
+from lossnav.solvers.riccati.feedback import Feedback, feedback
+from lossnav.solvers.ritz.ends import quadratic_around
+from lossnav.solvers.trajectory import Status, Trajectory
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class _System:
     """The derived equations as numbers: accelerations, and their slopes in (theta, v)."""
 
     def __init__(self, objective: Objective) -> None:
-        from lossnav._jets import Jet
-        from lossnav._symbolic import TIME
-        from lossnav.derivation import derive
+        from lossnav._base.jets import Jet
+        from lossnav._base.symbolic import TIME
+        from lossnav.equations.derivation import derive
 
         self.objective = objective
         equations = derive(objective)

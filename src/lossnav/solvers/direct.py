@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg
 
-from lossnav import _checks
-from lossnav._checks import FloatArray
-from lossnav.chain import solve_chain
-from lossnav.discrete import Discrete
-from lossnav.objective import Objective
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
 from lossnav.solvers.base import Method
-from lossnav.trajectory import Status, Trajectory
+from lossnav.solvers.chain import solve_chain
+from lossnav.solvers.discrete import Discrete
+from lossnav.solvers.trajectory import Status, Trajectory
 
 _ORDER = {"left": 1, "midpoint": 2}
 _LOOK = 100  # gradient descent asks this often how much is left to gain
@@ -73,10 +73,10 @@ class Direct(Method):
     optimizer: Literal["newton", "gradient-descent"] = "newton"
 
     def __post_init__(self) -> None:
-        _checks.choice("rule", self.rule, _ORDER)
-        _checks.choice("backend", self.backend, ["numpy", "torch"])
-        _checks.choice("optimizer", self.optimizer, ["newton", "gradient-descent"])
-        _checks.positive("rate", self.rate)
+        checks.choice("rule", self.rule, _ORDER)
+        checks.choice("backend", self.backend, ["numpy", "torch"])
+        checks.choice("optimizer", self.optimizer, ["newton", "gradient-descent"])
+        checks.positive("rate", self.rate)
         if self.steps < 2:
             raise ValueError(f"steps is {self.steps}, but there must be two or more.")
         if self.backend == "torch" and self.optimizer == "newton":
@@ -98,7 +98,7 @@ class Direct(Method):
             raise ValueError(
                 "Direct cuts the horizon into steps, so it must be finite: pass horizon=T."
             )
-        own = None if self.end is None else _checks.point("end", self.end, len(theta0))
+        own = None if self.end is None else checks.point("end", self.end, len(theta0))
         if own is not None and end is not None and not np.array_equal(own, end):
             raise ValueError("Direct(end=...) and solve(end=...) differ: give one of them.")
         stop = end if own is None else own
@@ -330,9 +330,9 @@ def _torch_part(part: Any, objective: Objective) -> Any:
     import sympy
     import torch
 
-    from lossnav._symbolic import coordinates, exact
-    from lossnav.autodiff import TorchLoss
-    from lossnav.landscapes import Loss
+    from lossnav._base.symbolic import coordinates, exact
+    from lossnav.problem.autodiff import TorchLoss
+    from lossnav.problem.landscapes import Loss
 
     if part is None:
         return None

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg
 
-from lossnav import _checks
-from lossnav._checks import FloatArray
-from lossnav.objective import Objective, QuadraticForm
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective, QuadraticForm
 from lossnav.solvers.base import Method
-from lossnav.solvers.ends import quadratic_around
-from lossnav.solvers.feedback import Feedback, feedback
-from lossnav.trajectory import Status, Trajectory
+from lossnav.solvers.riccati.feedback import Feedback, feedback
+from lossnav.solvers.ritz.ends import quadratic_around
+from lossnav.solvers.trajectory import Status, Trajectory
 
 MARGIN = 0.1
 
@@ -75,10 +75,10 @@ def navigate(
         >>> bool(np.allclose(gone.theta, best.at(gone.t), rtol=0, atol=1e-14))
         True
     """
-    start = _checks.point("theta0", theta0, objective.dim)
+    start = checks.point("theta0", theta0, objective.dim)
     objective = objective.at_dim(len(start))
-    _checks.choice("model", model, ["quadratic", "loss"])
-    dt = _checks.positive("dt", dt)
+    checks.choice("model", model, ["quadratic", "loss"])
+    dt = checks.positive("dt", dt)
     if steps < 1:
         raise ValueError(f"steps is {steps}, but there must be at least one.")
     if model == "quadratic":
@@ -134,7 +134,7 @@ def _local_planner(
         raise ValueError(
             'A local plan needs the discount exp(-gamma t): give gamma, or model="loss".'
         )
-    if floor is not None and not _checks.number("floor", floor) > bound:
+    if floor is not None and not checks.number("floor", floor) > bound:
         raise ValueError(f"floor is {floor:.6g}, but it must be above -gamma**2/4 = {bound:.6g}.")
     exact = objective.quadratic() is not None
 

@@ -6,19 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # nothing is imported before it is asked for: the command line stays quick
-    from lossnav.studies import report as report
-    from lossnav.studies.records import Result as Result
-    from lossnav.studies.records import Trial as Trial
-    from lossnav.studies.running import run as run
-    from lossnav.studies.study_file import read as read
+    from lossnav.studies import report
+    from lossnav.studies.execution import run as run
+    from lossnav.studies.spec.file import read as read
     from lossnav.studies.tasks import Task as Task
+    from lossnav.studies.trial.records import Result as Result
+    from lossnav.studies.trial.records import Trial as Trial
 
 _HOME = {
-    "Result": "records",
+    "Result": "trial.records",
     "Task": "tasks",
-    "Trial": "records",
-    "read": "study_file",
-    "run": "running",
+    "Trial": "trial.records",
+    "read": "spec.file",
+    "run": "execution",
 }
 __all__ = ["Result", "Task", "Trial", "read", "report", "run"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from lossnav.studies.records import Result, Trial
+from lossnav.studies.trial.records import Result, Trial
 
 SECONDS = 10.0
 """Between two lines of plain progress."""

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lossnav import _checks
-from lossnav.studies import _named
+from lossnav._base import checks
+from lossnav.studies.spec import names
 from lossnav.studies.tasks.base import Better, Split, Task, task_of
 from lossnav.studies.tasks.convex import LogisticRegression, NoisyQuadratic
 from lossnav.studies.tasks.images import Convolutions, Layers
@@ -53,19 +53,19 @@ def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
     """
     settings, what = dict(settings or {}), f"The task {kind!r}"
     if ":" in kind:
-        make = _named.locate(kind)
+        make = names.locate(kind)
         if not callable(make):
             raise ValueError(
                 f"{what} is a {type(make).__name__}, but it must be a Task or a function."
             )
     else:
-        make = BUILTIN[_checks.choice("built-in task", kind, BUILTIN)]
-    _named.check_settings(what, settings, _named.accepted(make))
-    missing = _named.needed(make, settings)
+        make = BUILTIN[checks.choice("built-in task", kind, BUILTIN)]
+    names.check_settings(what, settings, names.accepted(make))
+    missing = names.needed(make, settings)
     if missing:
         raise ValueError(f"{what} needs the setting {missing[0]!r}, which is not given.")
     if ":" in kind:
-        task = _named.made(what, make, **settings)
+        task = names.made(what, make, **settings)
     else:
         try:
             task = make(**settings)

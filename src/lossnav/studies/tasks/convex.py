@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.studies.tasks.base import Split, Task
 from lossnav.studies.tasks.images import BETTER, whole
 
@@ -62,7 +62,7 @@ class NoisyQuadratic(Task):
     ) -> None:
         self.dimension = whole("dimension", dimension)
         self.epoch_steps = whole("epoch_steps", epoch_steps)
-        self.noise = _checks.non_negative("noise", noise)
+        self.noise = checks.non_negative("noise", noise)
         values = _spectrum(condition, self.dimension)
         rng = torch.Generator().manual_seed(problem)
         vectors = _axes(self.dimension, rng, rotated)
@@ -127,7 +127,7 @@ class LogisticRegression(Task):
     ) -> None:
         self.dimension, count = whole("dimension", dimension), whole("examples", examples)
         self.batch_size = whole("batch_size", batch_size)
-        self.metric = _checks.choice("metric", str(metric), BETTER)
+        self.metric = checks.choice("metric", str(metric), BETTER)
         self.better = BETTER[self.metric]
         values = _spectrum(condition, self.dimension)
         rng = torch.Generator().manual_seed(problem)
@@ -173,7 +173,7 @@ class LogisticRegression(Task):
 
 def _spectrum(condition: float, dimension: int) -> Tensor:
     """From ``1 / condition`` to 1, evenly in the logarithm; float64."""
-    if _checks.number("condition", condition) < 1:
+    if checks.number("condition", condition) < 1:
         raise ValueError(f"condition is {condition!r}, but it must be 1 or more.")
     return torch.logspace(-math.log10(condition), 0.0, dimension, dtype=torch.float64)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
 from lossnav.studies.tasks.base import Better, Split, Task
 
@@ -46,7 +46,7 @@ class ImageTask(Task):
     loss_kind = "cross_entropy"
 
     def __init__(self, data: str, batch_size: int, validation: float, metric: str) -> None:
-        self.metric = _checks.choice("metric", str(metric), BETTER)
+        self.metric = checks.choice("metric", str(metric), BETTER)
         self.better = BETTER[self.metric]
         self.batch_size = whole("batch_size", batch_size)
         top, mean, std = SCALES[data]
@@ -239,7 +239,7 @@ def _by_channel(values: list[float]) -> Tensor | float:
 
 
 def _held_out(validation: float, count: int) -> int:
-    given = _checks.non_negative("validation", validation)
+    given = checks.non_negative("validation", validation)
     held = round(given * count) if given < 1 else round(given)
     if held >= count or (given and not held):
         raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
 from lossnav.studies.tasks.base import Split
 from lossnav.studies.tasks.images import SCALES, _tensors, _widths, whole
@@ -41,7 +41,7 @@ class PermutedImages(Stream):
         self, data: str, pooling: int, hidden: Sequence[int], batch_size: int, steps: int, tasks: int
     ) -> None:  # fmt: skip
         super().__init__(tasks, steps)
-        _checks.choice("data set of this stream", data, DATA)
+        checks.choice("data set of this stream", data, DATA)
         self.batch_size, self.hidden = whole("batch_size", batch_size), _widths("hidden", hidden)
         self._parts = _pooled(load(data), whole("pooling", pooling))
         self._unit = 1 / (SCALES[data][0] * pooling**2)

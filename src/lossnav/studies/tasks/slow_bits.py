@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.studies.tasks.images import _widths, whole
 from lossnav.studies.tasks.streams import Block, Stream, network
 
@@ -51,7 +51,7 @@ class SlowBits(Stream):
         super().__init__(tasks, steps)
         self.bits, self.units = whole("bits", bits), whole("units", units)
         self.slow, self.batch_size = whole("slow", slow), whole("batch_size", batch_size)
-        self.threshold, self.hidden = _checks.positive("threshold", threshold), _widths("hidden", hidden)  # fmt: skip
+        self.threshold, self.hidden = checks.positive("threshold", threshold), _widths("hidden", hidden)  # fmt: skip
         if self.slow >= self.bits:
             raise ValueError(
                 f"slow is {slow}, but of {bits} bits at least one must be drawn for each example."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from lossnav import _checks
+from lossnav._base import checks
 from lossnav.studies.data import load_text
 from lossnav.studies.tasks.base import Split, Task
 from lossnav.studies.tasks.images import BETTER, whole
@@ -51,7 +51,7 @@ class Characters(Task):
             raise ValueError(
                 f"width is {width}, but it must be a multiple of heads, which is {heads}."
             )
-        self.metric = _checks.choice("metric", str(metric), BETTER)
+        self.metric = checks.choice("metric", str(metric), BETTER)
         self.better = BETTER[self.metric]
         letters, codes = np.unique(_letters(load_text()), return_inverse=True)
         text = torch.from_numpy(codes.astype(np.uint8))

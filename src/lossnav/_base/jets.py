@@ -1,0 +1,310 @@
+"""Arrays of formulas with their first and second derivatives, compiled once and run on many points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import sympy
+from scipy import sparse
+from sympy.printing.numpy import NumPyPrinter
+
+from lossnav._base.checks import FloatArray
+from lossnav._base.symbolic import exact
+from lossnav._base.templates import Monomial, Template, sort_terms
+
+_PRINTED = {
+    "fully_qualified_modules": False,
+    "inline": True,
+    "allow_unknown_functions": True,
+    "order": "none",
+}
+
+Key = tuple[int, ...]
+"""An entry of the array, then the coordinates, in order, that it is differentiated by."""
+
+
+class Jet:
+    """An array of expressions with its first and second derivatives, compiled on first use.
+
+    Args:
+        entries: Object array of SymPy expressions, of any shape.
+        symbols: The D coordinates.
+        values: Numbers for the named constants in ``entries``, by name.
+        what: What it is, for error messages.
+    """
+
+    def __init__(
+        self,
+        entries: np.ndarray,
+        symbols: Sequence[sympy.Symbol],
+        values: Mapping[str, float],
+        what: str,
+    ) -> None:
+        self.entries, self.symbols, self.what = entries, tuple(symbols), what
+        self.values = dict(values)
+        self._programs: dict[int, _Program] = {}
+
+    @cached_property
+    def _terms(self) -> tuple[list[Template], list[Monomial]]:
+        flat = self.entries.ravel()
+        free = set().union(*(e.free_symbols for e in flat)) - set(self.symbols)
+        unknown = sorted(s.name for s in free if s.name not in self.values)
+        if unknown:
+            raise ValueError(
+                f"The {self.what} contains {', '.join(unknown)}: give each a number to evaluate it."
+            )
+        known = {s: exact(self.values[s.name]) for s in free}
+        return sort_terms([e.xreplace(known) if known else e for e in flat], self.symbols)
+
+    @property
+    def degree(self) -> int | None:
+        """0, 1 or 2 for polynomials of that degree at most, as they are written; None for all else."""
+        shapes, simple = self._terms
+        degree = max((len(term.places) for term in simple), default=0)
+        for shape in shapes:
+            for slots, formula in shape.derivatives.items():
+                if len(slots) == 2:
+                    degree = 2
+                    if formula.free_symbols & set(shape.slots):
+                        return None
+                degree = max(degree, len(slots))
+        return degree
+
+    def _program(self, order: int) -> _Program:
+        if order not in self._programs:
+            self._programs[order] = _Program(*self._terms, len(self.symbols), order)
+        return self._programs[order]
+
+    @cached_property
+    def bends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the Hessian that are not always zero, on and above its diagonal."""
+        keys = self._program(2).keys
+        pairs = np.array([key[1:] for key in keys if len(key) == 3], dtype=int).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    @cached_property
+    def steady(self) -> FloatArray:
+        """The entries `bends` that are the same everywhere; NaN for the others."""
+        program = self._program(2)
+        return np.where(program.varies, np.nan, program.numbers[:, 0])[program.start[2] :]
+
+    def sparse(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of a scalar at points ``(M, D)``: value, gradient, and the Hessian's entries `bends`."""
+        program = self._program(2)
+        rows = program(theta)
+        dim = (len(self.symbols),)
+        return program.fill(rows, 0, ()), program.fill(rows, 1, dim), rows[program.start[2] :].T
+
+    def __call__(self, theta: FloatArray, order: int = 0) -> tuple[FloatArray, ...]:
+        """The array and its derivatives up to ``order`` at points of shape ``(..., D)``."""
+        dim = len(self.symbols)
+        program = self._program(order)
+        rows = program(theta.reshape(-1, dim))
+        results = []
+        for depth in range(order + 1):
+            shape = self.entries.shape + (dim,) * depth
+            results.append(program.fill(rows, depth, shape).reshape(theta.shape[:-1] + shape))
+        return tuple(results)
+
+
+class _Program:
+    """Computes the entries of an array and of its derivatives that are not always zero, one row each.
+
+    Attributes:
+        keys: What each row is: values first, then slopes, then bends.
+        start: The first row of each order.
+        varies: Of the bends, which are not the same everywhere: polynomials of degree two leave none.
+    """
+
+    def __init__(
+        self, shapes: Sequence[Template], simple: Sequence[Monomial], dim: int, order: int
+    ) -> None:
+        self.dim = dim
+        uses = [
+            (shape, slots) for shape in shapes for slots in shape.derivatives if len(slots) <= order
+        ]
+        found = {key for shape, slots in uses for key in _keys(shape, slots)}
+        found.update(key for term in simple for key, *_ in _parts(term) if len(key) <= order + 1)
+        self.keys = sorted(found, key=lambda key: (len(key), key))
+        depths = [len(key) - 1 for key in self.keys]
+        self.start = [sum(d < depth for d in depths) for depth in range(order + 2)]
+        self.row = {key: i for i, key in enumerate(self.keys)}
+        self.places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.varies = np.zeros(len(self.keys), dtype=bool)
+        self._polynomial(simple)
+        steady = [shape.is_steady(slots) for shape, slots in uses]
+        self._constants([use for use, same in zip(uses, steady, strict=True) if same])
+        self._compile(shapes, [use for use, same in zip(uses, steady, strict=True) if not same])
+
+    def _polynomial(self, simple: Sequence[Monomial]) -> None:
+        """Constant rows, rows linear in the coordinates, and quadratic values by their matrices."""
+        self.numbers = np.zeros((len(self.keys), 1))
+        linear: dict[tuple[int, int], float] = {}
+        pairs: dict[int, dict[tuple[int, int], float]] = {}
+        for term in simple:
+            for key, number, by in _parts(term):
+                if key not in self.row:
+                    continue
+                if len(by) == 0:
+                    self.numbers[self.row[key], 0] += number
+                elif len(by) == 1:
+                    at = (self.row[key], by[0])
+                    linear[at] = linear.get(at, 0.0) + number
+                else:
+                    form = pairs.setdefault(self.row[key], {})
+                    form[by[0], by[1]] = form.get((by[0], by[1]), 0.0) + number
+        self.linear = _matrix(linear, (len(self.keys), self.dim))
+        self.forms = [(row, _matrix(form, (self.dim, self.dim))) for row, form in pairs.items()]
+
+    def _constants(self, uses: Sequence[tuple[Template, Key]]) -> None:
+        for shape, slots in uses:
+            known: dict[tuple[float, ...], float] = {}
+            terms = zip(_keys(shape, slots), shape.factors, shape.values, strict=True)
+            for key, factor, values in terms:
+                if values not in known:
+                    numbers = dict(zip(shape.numbers, values, strict=True))
+                    known[values] = float(shape.derivatives[slots].xreplace(numbers))
+                self.numbers[self.row[key], 0] += factor * known[values]
+
+    def _compile(self, shapes: Sequence[Template], uses: Sequence[tuple[Template, Key]]) -> None:
+        names, self.fill_in, replaced = [], [], {}
+        for number, shape in enumerate(shapes):
+            one = len(shape.entries) == 1
+            for i, slot in enumerate(shape.slots):
+                places = np.array([places[i] for places in shape.places])
+                # A coordinate itself, shared by all terms that occur once, or one for each occurrence.
+                name = f"x{places[0]}" if one else f"s{number}_{i}"
+                replaced[number, slot] = sympy.Symbol(name)
+                if not one or name not in names:
+                    names.append(name)
+                    self.fill_in.append(places)
+            for i, slot in enumerate(shape.numbers):
+                replaced[number, slot] = sympy.Symbol(f"c{number}_{i}")
+                names.append(f"c{number}_{i}")
+                self.fill_in.append(np.array([[values[i]] for values in shape.values]))
+        formulas: list[sympy.Expr] = []
+        self.sinks: list[_Sink] = []
+        self.numbered = bool(self.numbers.any())
+        filled = set(np.flatnonzero(self.numbers).tolist()) | {row for row, _ in self.forms}
+        if self.linear is not None:
+            filled.update(range(len(self.keys)))
+        index = {id(shape): number for number, shape in enumerate(shapes)}
+        for shape, slots in uses:
+            number = index[id(shape)]
+            new = {s: replaced[number, s] for s in (*shape.slots, *shape.numbers)}
+            formulas.append(shape.derivatives[slots].xreplace(new))
+            rows = [self.row[key] for key in _keys(shape, slots)]
+            self.varies[rows] = True
+            self.sinks.append(_sink(rows, shape.factors, len(self.keys), filled))
+        # Neither the order of the terms nor a docstring is worth the time that they take.
+        self.compute = sympy.lambdify(
+            [sympy.Symbol(name) for name in names],
+            formulas,
+            modules="numpy",
+            printer=NumPyPrinter(_PRINTED),
+            cse=lambda sums: sympy.cse(sums, order="none", list=False),
+            docstring_limit=0,
+        )
+
+    def __call__(self, theta: FloatArray) -> FloatArray:
+        """All rows at points ``(M, D)``: ``(rows, M)``."""
+        columns = np.ascontiguousarray(theta.T)
+        rows = np.zeros((len(self.keys), len(theta)))
+        if self.numbered:
+            rows += self.numbers
+        if self.linear is not None:
+            rows += self.linear @ columns
+        for row, form in self.forms:
+            rows[row] += np.einsum("im,im->m", columns, form @ columns)
+        if self.sinks:
+            inputs = [columns[given] if given.ndim == 1 else given for given in self.fill_in]
+            with np.errstate(all="ignore"):
+                for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
+                    if sink.added:
+                        values = sink.factors @ values
+                    elif sink.factors is not None:
+                        values = sink.factors * values
+                    if sink.first:
+                        rows[sink.rows] = values
+                    else:
+                        rows[sink.rows] += values
+        return rows
+
+    def fill(self, rows: FloatArray, depth: int, shape: tuple[int, ...]) -> FloatArray:
+        """The full array of a depth ``(M, *shape)``, with the Hessian's lower half."""
+        if depth not in self.places:
+            size = shape[-depth:] if depth else ()
+            place, origin = [], []
+            for row in range(self.start[depth], self.start[depth + 1]):
+                entry, *by = self.keys[row]
+                for order in {tuple(by), tuple(reversed(by))}:
+                    inner = int(np.ravel_multi_index(order, size)) if size else 0
+                    place.append(entry * math.prod(size) + inner)
+                    origin.append(row)
+            self.places[depth] = np.array(place, dtype=int), np.array(origin, dtype=int)
+        flat, sources = self.places[depth]
+        if depth < 2 and len(flat) == math.prod(shape):  # nothing is zero: a view will do
+            return rows[self.start[depth] : self.start[depth + 1]].T.reshape(-1, *shape)
+        out = np.zeros((rows.shape[1], math.prod(shape)))
+        out[:, flat] = rows.T[:, sources]
+        return out.reshape(-1, *shape)
+
+
+class _Sink(NamedTuple):
+    """Where the values of one formula ``(occurrences, M)`` go."""
+
+    rows: int | slice | np.ndarray
+    factors: Any  # of each occurrence: numbers, None for ones, or a matrix that adds up
+    added: bool
+    first: bool  # whether nothing else is in these rows before
+
+
+def _sink(rows: list[int], factors: list[float], total: int, filled: set[int]) -> _Sink:
+    """Where the values of a formula go, when ``filled`` are the rows that hold something already."""
+    start, count, first = rows[0], len(rows), not filled & set(rows)
+    filled.update(rows)
+    if len(set(rows)) == count:
+        whole = rows == list(range(start, start + count))
+        scale = np.array(factors)[:, None] if len(set(factors)) > 1 else factors[0]
+        at = slice(start, start + count) if whole else np.array(rows)
+        return _Sink(at, None if set(factors) == {1.0} else scale, False, first)
+    if len(set(rows)) == 1:
+        return _Sink(start, np.array(factors), True, first)
+    matrix = sparse.csr_array((factors, (rows, range(count))), shape=(total, count))
+    return _Sink(slice(None), matrix, True, False)
+
+
+def _keys(shape: Template, slots: Key) -> Iterator[Key]:
+    """Where the derivative of each occurrence belongs."""
+    for entry, places in zip(shape.entries, shape.places, strict=True):
+        yield entry, *sorted(places[i] for i in slots)
+
+
+def _parts(term: Monomial) -> Iterator[tuple[Key, float, Key]]:
+    """The term and its derivatives, each as a number times the product of some coordinates."""
+    entry, c, places = term.entry, term.factor, term.places
+    yield (entry,), c, places
+    if len(places) == 1:
+        yield (entry, places[0]), c, ()
+    elif len(places) == 2:
+        i, j = places
+        yield (entry, i), c, (j,)
+        yield (entry, j), c, (i,)
+        yield (entry, i, j), 2 * c if i == j else c, ()
+
+
+def _matrix(entries: Mapping[tuple[int, int], float], shape: tuple[int, int]) -> Any:
+    """A matrix that knows its zeros if they are many; None if there is nothing else."""
+    if not entries:
+        return None
+    rows, columns = zip(*entries, strict=True)
+    matrix = sparse.csr_array((list(entries.values()), (rows, columns)), shape=shape)
+    return (
+        matrix.toarray()
+        if math.prod(shape) <= 4096 or matrix.nnz * 4 > math.prod(shape)
+        else matrix
+    )

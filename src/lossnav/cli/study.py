@@ -1,0 +1,169 @@
+"""The command ``lossnav study``: its options, and what it prints at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+MOST_JOBS = 8
+"""Processes that are started unasked, at most."""
+
+
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for everything; studies/NAME if not given.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Trials at a time; as many as there are processors."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="joblib, serial, ray or torchrun.")
+    ] = "joblib",
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Of a Ray cluster; one is made here if not given."),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", help="Processes of each trial, with torchrun.")
+    ] = 2,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="A rule of the study; the others wait. May be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and the time it takes; run nothing.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run trials again that failed before.")
+    ] = False,
+    callback: Annotated[
+        list[str] | None, typer.Option("--callback", help="tensorboard, wandb or mlflow.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compare learning rules on real tasks: tune each alike, run each on new seeds, write a report.
+
+    Run the same command again to go on with a study that was stopped.
+    """
+    from lossnav.studies import execution, progress
+    from lossnav.studies.spec import file as study_file
+
+    asked = study_file.read(file)
+    asked = asked.only(only) if only else asked
+    place = Path("studies") / asked.name if out is None else out
+    jobs = _default_jobs(asked.threads) if jobs is None else jobs
+    if jobs < 1 or processes < 1:
+        option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
+        raise ValueError(f"{option} is {value}, but it must be one or more.")
+    # Libraries and the user's own code may print; stdout is for the result.
+    with contextlib.redirect_stdout(sys.stderr):
+        if dry_run:
+            from lossnav.studies.spec.outline import outline
+
+            found: Any = outline(asked, place, 1 if engine in ("serial", "torchrun") else jobs)
+            text = plan_text(found, asked.to_dict())
+        else:
+            report = execution.run(
+                asked, place, jobs=jobs, engine=engine, address=address, processes=processes,
+                callbacks=callback or (), retry_failed=retry_failed, progress=progress.choose(quiet),
+            )  # fmt: skip
+            from lossnav.studies.spec.outline import outcome
+
+            rows = outcome(place)
+            found = {"name": asked.name, "report": str(report), "results": rows}
+            text = f"{outcome_text(rows)}\n\n{report}"
+    typer.echo(json.dumps(found, indent=2) if as_json else text)
+
+
+def _default_jobs(threads: int) -> int:
+    try:
+        usable = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        usable = os.cpu_count() or 1
+    return max(1, min(usable // threads, MOST_JOBS))
+
+
+def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """The plan for reading."""
+    from lossnav.studies.progress import duration
+
+    trials, seeds = found["trials"], found["seeds"]
+    lines = [f"The study {found['name']}, in {found['folder']}", ""]
+    rows = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
+    count = len(found["tasks"])
+    for name, rule in found["rules"].items():
+        points = [_settings(point) for point in rule["points"]]
+        shown = "; ".join(points[:6]) + (f"; and {len(points) - 6} more" if points[6:] else "")
+        tuned = len(points) * len(seeds["tuning"]) * count
+        settings = _settings(rule["settings"])
+        row = [
+            name,
+            rule["kind"],
+            settings,
+            shown,
+            str(tuned),
+            str(len(seeds["reporting"]) * count),
+        ]
+        rows.append(row)
+    lines += _table(rows)
+    lines += ["", *_table([["task", "kind", "data"], *_task_rows(found)]), ""]
+    budget = ", ".join(
+        f"{value:g} {key}" for key, value in asked["budget"].items() if key != "trials"
+    )
+    lines.append(f"Every trial trains for {budget}.")
+    lines.append(
+        f"Tuning: {trials['tuning']} trials, on seeds {_list(seeds['tuning'])}. "
+        f"Reporting: {trials['reporting']} trials, on seeds {_list(seeds['reporting'])}."
+    )
+    if trials["done"]:
+        lines.append(f"{trials['done']} of them are done already.")
+    for task, row in found["estimates"].items():
+        each = ", ".join(f"{rule} {one['seconds']:.2g} s" for rule, one in row.items())
+        size = max(int(one["parameters"]) for one in row.values())
+        lines.append(f"One trial on {task} ({size:,} parameters): {each}.")
+    if found["seconds"] is None:
+        lines.append("The time cannot be estimated before all data is here.")
+    else:
+        processes = f"{found['jobs']} process" + ("es" if found["jobs"] > 1 else "")
+        lines.append(f"All of it takes {duration(found['seconds'])} with {processes}.")
+    return "\n".join(lines)
+
+
+def _task_rows(found: dict[str, Any]) -> list[list[str]]:
+    return [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
+
+
+def outcome_text(rows: list[dict[str, Any]]) -> str:
+    """The final metric of each rule, for reading."""
+    cells = [["task", "rule", "chosen", "metric", "mean", "sd", "95 % interval", "seeds"]]
+    for row in rows:
+        interval = "-" if row["low"] is None else f"{row['low']:.4g} to {row['high']:.4g}"
+        seeds = f"{row['seeds']}" + (f" ({row['lost']} lost)" if row["lost"] else "")
+        chosen = _settings(row["settings"]) or "-"
+        mean, sd = ("-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "sd"))
+        cells.append([row["task"], row["rule"], chosen, row["metric"], mean, sd, interval, seeds])
+    return "\n".join(_table(cells))
+
+
+def _settings(values: dict[str, Any]) -> str:
+    pairs = ((k, f"{v:g}" if isinstance(v, float) else str(v)) for k, v in values.items())
+    return " ".join(f"{name}={value}" for name, value in pairs)
+
+
+def _list(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds)) or "none"
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,1 @@
+"""Objective to EulerLagrange: the equations of the optimal path, derived symbolically (paper App. C to G)."""

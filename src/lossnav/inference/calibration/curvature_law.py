@@ -1,0 +1,170 @@
+r"""How curvature goes with the variance of gradients: :math:`\kappa`, the exponent, and the discount that fits.
+
+The belief is :math:`h=\kappa v`. A rule with discount :math:`\Gamma` moves by :math:`m/D`, with
+:math:`D=\Gamma+\sqrt{\Gamma^2+v}`; without discount the best D is :math:`\sqrt h`. So the rule suits curvatures
+:math:`h\propto(\Gamma+\sqrt{\Gamma^2+v})^2`, which no longer fall with v where :math:`\sqrt v\ll\Gamma`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t as student
+
+from lossnav._base.checks import FloatArray
+from lossnav.inference.estimates import Estimate
+
+BINS = 12
+LEFT = 0.1  # of the gain that may be left for a smaller change
+_STEPS = 121
+
+
+@dataclass(frozen=True)
+class CurvatureLaw:
+    """What was found.
+
+    Attributes:
+        kappa: Curvature for each unit of variance: the sum of h over the sum of v.
+        exponent: p of h ~ v**p; Adam assumes one.
+        gamma: The discount that fits; its interval begins at zero where none is needed.
+        variance, curvature: The mean of each in bins of v, for drawing.
+    """
+
+    kappa: Estimate
+    exponent: Estimate
+    gamma: Estimate
+    variance: FloatArray
+    curvature: FloatArray
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Which memory of squared gradients to use.
+
+    Attributes:
+        beta2: Nine tenths of the way to the best proxy of curvature, with the least change; what is used
+            now if a probe left out makes that worse.
+        best: The memory of the best proxy.
+        sure: Whether the choice is better whichever probe is left out.
+    """
+
+    beta2: float
+    best: Estimate
+    sure: bool
+
+
+def kappa(h: FloatArray, v: FloatArray, weight: FloatArray) -> Estimate:
+    """Curvature for each unit of variance, from probes ``h`` ``(probes, coordinates)``."""
+    each = (h @ weight) / float(v @ weight)
+    return _mean(each)
+
+
+def fit(h: FloatArray, v: FloatArray, weight: FloatArray) -> CurvatureLaw:
+    """Compare laws of curvature in bins of v, each bin by its spread over the probes.
+
+    Args:
+        h: Unbiased estimates of the curvature ``(probes, coordinates)``, each noisy.
+        v: Variance of the gradient, or its mean square, of each coordinate.
+        weight: How many coordinates each stands for.
+    """
+    alive = v > 0
+    h, v, weight = h[:, alive], v[alive], weight[alive]
+    order = np.argsort(v)
+    bins = [b for b in np.array_split(order, BINS) if len(b)]
+    sums = np.array([h[:, b] @ weight[b] for b in bins])  # (bins, probes)
+    mean, probes = sums.mean(axis=1), sums.shape[1]
+    error = sums.std(axis=1, ddof=1) / math.sqrt(probes)
+    error = np.maximum(error, 1e-6 * np.abs(mean).max())
+
+    def misfit(v: FloatArray, number: float, law: Callable[..., FloatArray]) -> float:
+        h = law(v / v[order[-1]], number / (1 if law is _as_power else math.sqrt(v[order[-1]])))
+        believed = np.array([h[b] @ weight[b] for b in bins])
+        scale = max(float((mean * believed / error**2).sum() / (believed**2 / error**2).sum()), 0.0)
+        return float((((mean - scale * believed) / error) ** 2).sum())
+
+    powers = np.linspace(-0.5, 2.0, _STEPS)
+    by_power = [misfit(v, p, _as_power) for p in powers]
+    roots = np.sqrt(v)
+    gammas = np.concatenate([[0.0], np.geomspace(1e-3 * roots.min(), 30 * roots.max(), _STEPS)])
+    by_gamma = [misfit(v, gamma, _with_discount) for gamma in gammas]
+    return CurvatureLaw(
+        kappa=kappa(h, v, weight),
+        exponent=_least(powers, np.array(by_power), len(bins)),
+        gamma=_least(gammas, np.array(by_gamma), len(bins)),
+        variance=np.array([v[b] @ weight[b] / weight[b].sum() for b in bins]),
+        curvature=mean / np.array([weight[b].sum() for b in bins]),
+    )
+
+
+def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Memory:
+    r"""The memory of squared gradients that makes v the best proxy of the measured curvature.
+
+    For each memory, v at the end of the run explains :math:`(\sum w\bar hv)^2/\sum wv^2` of the squares of
+    the mean probe, where the spread of a probe, 1/w, is taken in proportion to v.
+
+    Args:
+        g: Gradients ``(steps, coordinates)``, up to the point where ``h`` was measured.
+        h: Probes of the curvature ``(probes, coordinates)``.
+        weight: How many coordinates each stands for.
+        beta2: The memory that is used now.
+    """
+    betas = np.append(np.round(1 - np.geomspace(0.2, 0.0005, 33), 5), beta2)
+    age = np.arange(len(g))[::-1]
+    squares = g * g
+    share = betas[:, None] ** age
+    v = (share / share.sum(axis=1, keepdims=True)) @ squares
+    alive = v.mean(axis=0) > 0
+    v, h = v[:, alive], h[:, alive]
+    w = weight[alive] / v.mean(axis=0)
+    length = np.sqrt((v * v) @ w)
+    explained = (h * w) @ v.T / length  # (probes, memories)
+    score = explained.mean(axis=0)
+    total = explained.sum(axis=0)
+    left_out = (total - explained) / (len(h) - 1)
+    own, at = len(betas) - 1, int(score.argmax())
+    logs = np.log(1 - betas)
+    near = score >= score[at] - LEFT * (score[at] - score[own])
+    choice = int(np.where(near, np.abs(logs - logs[own]), np.inf).argmin())
+    sure = bool((left_out[:, choice] > left_out[:, own]).all() and score[choice] > 0)
+    places = logs[left_out.argmax(axis=1)]
+    n = len(places)
+    error = math.sqrt((n - 1) / n * float(np.sum((places - places.mean()) ** 2)))
+    half = 1.96 * error + abs(logs[1] - logs[0])  # and what lies between two values tried
+    low, high = (float(1 - math.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
+    return Memory(
+        beta2=float(betas[choice] if sure else beta2),
+        best=Estimate(float(betas[at]), low, high),
+        sure=sure,
+    )
+
+
+def _as_power(v: FloatArray, p: float) -> FloatArray:
+    result: FloatArray = v**p
+    return result
+
+
+def _with_discount(v: FloatArray, gamma: float) -> FloatArray:
+    result: FloatArray = (gamma + np.sqrt(gamma * gamma + v)) ** 2
+    return result
+
+
+def _mean(values: FloatArray) -> Estimate:
+    n = len(values)
+    half = (
+        float(student.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+    )
+    middle = float(values.mean())
+    return Estimate(middle, middle - half, middle + half)
+
+
+def _least(at: FloatArray, misfit: FloatArray, bins: int) -> Estimate:
+    """The least misfit, with all that is within 3.84 of it; more, if even the best misfits."""
+    room = 3.84 * max(1.0, float(misfit.min()) / max(bins - 2, 1))
+    near = np.flatnonzero(misfit <= misfit.min() + room)
+    # up to the next value that was tried and is worse; the first value is an end by itself
+    first = near[0] - 1 if near[0] > 1 else near[0]
+    last = min(near[-1] + 1, len(at) - 1)
+    return Estimate(float(at[int(misfit.argmin())]), float(at[first]), float(at[last]))

@@ -1,0 +1,232 @@
+r"""How likely gradients are under the belief of `lossnav.problem.belief.adaptive`, and the constants that fit best.
+
+In each coordinate the mean gradient is an Ornstein-Uhlenbeck process, seen through noise, and our own
+moves change it by curvature times move (steps of time one):
+
+.. math:: m_{t+1}=e^{-\alpha}m_t+\kappa v\,\Delta\theta_t+w_t,\quad w\sim N(0, rR),\qquad g_t=m_t+n_t,\quad n\sim N(0, R).
+
+The Kalman filter turns gradients into surprises :math:`e_t=g_t-m^-_t` that are independent, of variance
+:math:`F_tR`, so that :math:`-2\log p=\sum_t\log(F_tR)+e_t^2/(F_tR)`. R belongs to the coordinate and has a closed
+form; :math:`\alpha`, r and :math:`\kappa` are shared. With R = 1 the filter's gains are the same for all coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.signal import lfilter
+
+from lossnav._base.checks import FloatArray
+from lossnav.inference.estimates import Estimate
+
+_SETTLED = 1e-13
+_TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Wandering:
+    r"""What fits best, with 95 % intervals.
+
+    Attributes:
+        alpha: Rate at which the mean gradient is forgotten, for each step; 1/alpha is its memory.
+        ratio: r, the variance that the mean gains in a step, in units of the noise's: :math:`\xi^2/\sigma^2`.
+        noise: R of each coordinate: :math:`\sigma^2`.
+        kappa: Curvature for each unit of variance that our own moves show, or None without moves.
+        gain: K that the filter settles at.
+        beta1: :math:`e^{-\alpha}(1-K)`: the memory with which an average predicts the next gradient best.
+        loglik: The largest log-likelihood.
+    """
+
+    alpha: Estimate
+    ratio: Estimate
+    noise: FloatArray
+    kappa: Estimate | None
+    gain: Estimate
+    beta1: Estimate
+    loglik: float
+
+
+def steady_gain(a: float, ratio: float) -> float:
+    r"""The gain that the filter settles at for :math:`R=1`.
+
+    :math:`P=K` after an observation and :math:`P^-=a^2P+r` before the next, so
+    :math:`a^2K^2+(1+r-a^2)K-r=0`.
+
+    Examples:
+        >>> round(steady_gain(1.0, 0.1**2 / 0.9), 6)
+        0.1
+    """
+    b = 1 + ratio - a * a
+    return 2 * ratio / (b + math.sqrt(b * b + 4 * a * a * ratio))
+
+
+def surprises(
+    g: FloatArray, a: float, ratio: float, inputs: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """The surprises ``(steps, coordinates)`` and their variances F ``(steps,)``, in units of R.
+
+    The mean starts from its stationary law. ``inputs`` are added to the mean after each step.
+    """
+    steps = len(g)
+    before = ratio / max(-math.expm1(2 * math.log(a)) if a < 1 else 0.0, 1e-12)
+    end = steady_gain(a, ratio)
+    e, F = np.empty_like(g), np.empty(steps)
+    m = np.zeros(g.shape[1])
+    t = 0
+    while t < steps:
+        F[t] = before + 1
+        K = before / F[t]
+        if abs(K - end) < _SETTLED * end:
+            break
+        e[t] = g[t] - m
+        m = a * (m + K * e[t])
+        if inputs is not None:
+            m = m + inputs[t]
+        before = a * a * K + ratio
+        t += 1
+    if t < steps:
+        F[t:] = F[t]
+        # m' = a (1 - K) m + a K g + u, as one filter over time
+        push = a * end * g[t:]
+        if inputs is not None:
+            push = push + inputs[t:]
+        shrink = a * (1 - end)
+        later, _ = lfilter([1.0], [1.0, -shrink], push, axis=0, zi=(shrink * m)[None])
+        e[t] = g[t] - m
+        e[t + 1 :] = g[t + 1 :] - later[:-1]
+    return e, F
+
+
+def log_likelihood(
+    g: FloatArray, a: float, ratio: float, noise: FloatArray, inputs: FloatArray | None = None
+) -> float:
+    """The log of the probability density of all gradients, for given constants.
+
+    Examples:
+        >>> round(log_likelihood(np.array([[0.5]]), 0.9, 0.19, np.array([1.0])), 4)  # N(0, 1 + 1)
+        -1.328
+    """
+    e, F = surprises(g, a, ratio, inputs)
+    spread = F[:, None] * noise
+    return float(-0.5 * np.sum(np.log(2 * math.pi * spread) + e * e / spread))
+
+
+def fit(g: FloatArray, moves: FloatArray | None = None, near: Wandering | None = None) -> Wandering:
+    r"""Fit alpha, r and, with moves, kappa to the gradients of coordinates that share them.
+
+    The intervals allow for coordinates that depend on each other, as those of one batch do: terms of
+    different steps are uncorrelated whatever the coordinates do, so the variance of the estimate is
+    :math:`A^{-1}\big(\sum_t s_ts_t^T\big)A^{-1}` with :math:`s_t` the score of step t over all coordinates and A
+    the information.
+
+    Args:
+        g: Gradients ``(steps, coordinates)``; coordinates that are always zero are left out.
+        moves: The update after each gradient, of the same shape.
+        near: Where to look first, such as the fit of all tensors for one of them.
+    """
+    power = np.mean(g * g, axis=0)
+    alive = power > _TINY
+    if len(g) < 8 or not alive.any():
+        raise ValueError(
+            f"{len(g)} gradients of {int(alive.sum())} coordinates that are not always zero cannot show "
+            "a memory: at least 8 gradients of one coordinate are needed."
+        )
+    unit = np.sqrt(power[alive])
+    seen = g[:, alive] / unit
+    # kappa v times move, in units of the coordinate's deviation; a scale of order one for kappa
+    pushes = None if moves is None else moves[:, alive] * unit
+    scale = 1.0
+    if pushes is not None:
+        scale = float(np.sqrt(np.mean(pushes**2))) or 1.0
+        pushes = pushes / scale
+
+    def terms(x: FloatArray) -> FloatArray:
+        """-log p of each step, with R at its best."""
+        a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
+        e, F = surprises(seen, a, ratio, None if pushes is None else x[2] * pushes)
+        scaled = e * e / F[:, None]
+        noise = scaled.mean(axis=0)
+        total = np.log(noise) + scaled / noise
+        result: FloatArray = 0.5 * (seen.shape[1] * np.log(F) + total.sum(axis=1))
+        return result
+
+    x = _least(terms, 2 if pushes is None else 3, near)
+    spread = _spread(terms, x)
+    a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
+    e, F = surprises(seen, a, ratio, None if pushes is None else x[2] * pushes)
+    noise = np.zeros(g.shape[1])
+    noise[alive] = (e * e / F[:, None]).mean(axis=0) * unit**2
+    root = np.sqrt(np.diag(spread))
+
+    def interval(function: object, i: int | None = None) -> Estimate:
+        if i is not None:
+            ends = (x[i], x[i] - 1.96 * root[i], x[i] + 1.96 * root[i])
+            return Estimate(*(function(end) for end in ends))  # type: ignore[operator]
+        value = function(x)  # type: ignore[operator]
+        slope = np.array([(function(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])  # type: ignore[operator]
+        # through the logit, so that the ends stay between zero and one
+        where = math.log(value / (1 - value))
+        half = 1.96 * math.sqrt(float(slope @ spread @ slope)) / (value * (1 - value))
+        return Estimate(value, *(1 / (1 + math.exp(-(where + s * half))) for s in (-1, 1)))
+
+    def gain(y: FloatArray) -> float:
+        return steady_gain(math.exp(-math.exp(y[0])), math.exp(y[1]))
+
+    def beta(y: FloatArray) -> float:
+        return math.exp(-math.exp(y[0])) * (1 - gain(y))
+
+    constant = len(g) * (0.5 * math.log(2 * math.pi) * alive.sum() + np.log(unit).sum())
+    return Wandering(
+        alpha=interval(math.exp, 0),
+        ratio=interval(math.exp, 1),
+        noise=noise,
+        kappa=None if pushes is None else interval(lambda k: k / scale, 2),
+        gain=interval(gain),
+        beta1=interval(beta),
+        loglik=-float(terms(x).sum()) - float(constant),
+    )
+
+
+def _least(terms: object, size: int, near: Wandering | None) -> FloatArray:
+    """The best of a few starts: slow and fast memories, weak and strong means."""
+
+    def total(x: FloatArray) -> float:
+        if not (-12 < x[0] < 3 and -18 < x[1] < 12):  # beyond these nothing changes
+            return 1e12 * float(np.sum(np.abs(x)))
+        return float(terms(x).sum())  # type: ignore[operator]
+
+    starts = [np.array([la, lr] + [0.0] * (size - 2)) for la in (-4.0, -0.5) for lr in (-6.0, -2.0)]
+    if near is not None:
+        known = [math.log(near.alpha.value), math.log(near.ratio.value)]
+        starts.append(np.array(known + [0.0] * (size - 2)))
+    start = min(starts, key=total)
+    found = minimize(total, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-4})
+    polished = minimize(total, found.x, method="BFGS")
+    best: FloatArray = polished.x if polished.fun <= found.fun else found.x
+    return best
+
+
+def _spread(terms: object, x: FloatArray) -> FloatArray:
+    """The covariance of the estimate: information, scores of each step, information."""
+    n, h = len(x), 1e-3
+    eye = h * np.eye(n)
+    f: FloatArray = terms(x)  # type: ignore[operator]
+    up = [terms(x + d) for d in eye]  # type: ignore[operator]
+    down = [terms(x - d) for d in eye]  # type: ignore[operator]
+    scores = np.array([(u - d) / (2 * h) for u, d in zip(up, down, strict=True)])
+    A = np.empty((n, n))
+    for i in range(n):
+        for j in range(i, n):
+            if i == j:
+                value = (up[i] - 2 * f + down[i]).sum()
+            else:
+                both = terms(x + eye[i] + eye[j]) + terms(x - eye[i] - eye[j])  # type: ignore[operator]
+                value = (both - up[i] - up[j] - down[i] - down[j] + 2 * f).sum() / 2
+            A[i, j] = A[j, i] = value / h**2
+    inverse = np.linalg.pinv(A, hermitian=True)
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    result: FloatArray = inverse @ (centred @ centred.T) @ inverse
+    return result

@@ -1,0 +1,1 @@
+"""Fit members of the family to observed steps, and name the nearest known optimizer."""

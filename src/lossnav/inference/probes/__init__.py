@@ -1,0 +1,1 @@
+"""Probes of an optimizer: chosen gradients in, observed steps out."""

@@ -1,0 +1,1 @@
+"""The diagonal family in a basis that is learned for each matrix."""

@@ -1,0 +1,278 @@
+r"""Squares of each example's gradient, from one backward pass over the whole batch.
+
+A layer that multiplies inputs a by a matrix has, for the example i, the gradient
+:math:`\delta_i a_i^T`, where :math:`\delta_i` is the slope of the loss along its outputs. Both are there when
+the batch goes back, so :math:`\sum_i(\delta_i a_i^T)^2=(\delta^2)^T a^2` costs one more product of matrices
+and no second pass. A convolution is such a layer on its patches. For any other layer the per-example
+gradients are made by `torch.func`, for that layer alone.
+
+The curvature of the loss (generalised Gauss-Newton, GGN) is had in the same way: a random slope of the
+outputs, whose covariance is the loss's curvature there, is sent back to the layers' outputs, and its squares
+are summed. It is :math:`Rz` for a root R of that curvature, :math:`RR^T`, and random signs z; for a softmax,
+:math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a single output nothing is left to chance. Labels drawn from p, less p, have the
+same covariance, but a confident model hardly ever draws the labels that bend its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lossnav._base import checks
+
+Loss = Literal["cross_entropy", "binary_cross_entropy", "mse"] | Callable[[Tensor], Tensor]
+LOSSES = ("cross_entropy", "binary_cross_entropy", "mse")
+ROOM = 1 << 22
+"""Per-example gradients are made for so many numbers at a time."""
+
+
+class Examples:
+    """Watch a model: what its layers are given and what comes back, until `remove`.
+
+    Nothing is collected while gradients are off. Between two `clear` all passes count as one batch, so
+    that gradients may be accumulated over several.
+
+    Args:
+        model: A module with one tensor in and out, whose first axis is the batch.
+        loss: What is trained, if `curvature` is wanted: the name of a loss of PyTorch, or a function from the
+            outputs to a random slope of the loss along them with the loss's curvature as its covariance.
+        reduction: Whether the loss is the ``"mean"`` over the batch or the ``"sum"``.
+        generator: Draws the signs of the slopes.
+
+    Examples:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> with Examples(layer) as examples:
+        ...     layer(x).mean().backward()
+        >>> examples.squares(layer.weight)  # the mean of x**2
+        tensor([[ 5., 10.]])
+        >>> examples.count
+        2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        checks.choice("reduction", reduction, ["mean", "sum"])
+        if isinstance(loss, str):
+            checks.choice("loss", loss, LOSSES)
+        self.loss, self.reduction, self.generator = loss, reduction, generator
+        self.count = 0
+        self._drawing = False
+        self._squares: dict[Tensor, Tensor] = {}
+        self._curvature: dict[Tensor, Tensor] = {}
+        self._records: list[tuple[nn.Module, Tensor, Any]] = []
+        self._handles = [model.register_forward_pre_hook(self._begin)]
+        for name, module in model.named_modules():
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if own:
+                _refuse(name or type(module).__name__, module)
+                self._handles.append(module.register_forward_hook(self._forward))
+        self._handles.append(model.register_forward_hook(self._end))
+
+    def __enter__(self) -> Examples:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Take all hooks off the model; what was collected stays."""
+        for handle in self._handles:
+            handle.remove()
+
+    def clear(self) -> None:
+        """Forget what was collected: the next pass begins a new batch."""
+        self.count = 0
+        self._squares, self._curvature, self._records = {}, {}, []
+
+    def squares(self, parameter: Tensor) -> Tensor | None:
+        """The mean over examples of the squared gradient of an example's loss; None if none was seen."""
+        held = self._squares.get(parameter)
+        if held is None:
+            return None
+        return held * self.count if self.reduction == "mean" else held / self.count
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """The same for the random slope: the diagonal of the GGN, estimated; None if none was seen."""
+        held = self._curvature.get(parameter)
+        return None if held is None else held / self.count
+
+    def _begin(self, model: nn.Module, inputs: Any) -> None:
+        self._records = []
+
+    def _forward(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+            return
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            raise ValueError(
+                f"A {type(module).__name__} was called with other than one tensor: the gradients of its "
+                'examples cannot be told apart. Use curvature="squared-batch".'
+            )
+        if any(other is module for other, _, _ in self._records):
+            raise ValueError(
+                f"A {type(module).__name__} was called twice in one pass: the squares of its examples "
+                'would lack the products of both calls. Use curvature="squared-batch".'
+            )
+        a = inputs[0].detach()
+        self._records.append((module, a, torch.autograd.graph.get_gradient_edge(output)))
+        output.register_hook(lambda slope: self._backward(module, a, slope))
+
+    def _end(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        if not self._records or not torch.is_grad_enabled():
+            return
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            raise ValueError(
+                f"The model returned a {type(output).__name__}, but a tensor of outputs is needed, one row "
+                "for each example: watch the part of the model that returns it."
+            )
+        self.count += len(output)
+        if self.loss is None:
+            return
+        edges = [edge for _, _, edge in self._records]
+        with torch.no_grad():
+            slope = self._slope(output.detach())
+        self._drawing = True  # the hooks are run again, and this is not their loss
+        try:
+            slopes = torch.autograd.grad(
+                output, edges, grad_outputs=slope, retain_graph=True, allow_unused=True
+            )
+        finally:
+            self._drawing = False
+        for (module, a, _), found in zip(self._records, slopes, strict=True):
+            if found is not None:
+                self._collect(self._curvature, module, a, found)
+
+    def _slope(self, output: Tensor) -> Tensor:
+        if callable(self.loss):
+            return self.loss(output)
+        rng = self.generator
+        home = output.device if rng is None else rng.device
+        sign = torch.randint(2, output.shape, generator=rng, device=home).to(output) * 2 - 1
+        places = output[0].numel()
+        if self.loss == "mse":
+            slope = 2**0.5 * sign
+        elif self.loss == "binary_cross_entropy":
+            p = output.sigmoid()
+            slope = (p * (1 - p)).sqrt() * sign
+        else:
+            p, places = output.softmax(1), places // output.shape[1]
+            drawn = p.sqrt() * sign
+            slope = drawn - p * drawn.sum(1, keepdim=True)
+        return slope / places**0.5 if self.reduction == "mean" else slope
+
+    def _backward(self, module: nn.Module, a: Tensor, slope: Tensor) -> None:
+        if not self._drawing:
+            self._collect(self._squares, module, a, slope)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _collect(
+        self, into: dict[Tensor, Tensor], module: nn.Module, a: Tensor, slope: Tensor
+    ) -> None:
+        for name, found in sums_of_squares(module, a, slope).items():
+            parameter = getattr(module, name)
+            if parameter in into:
+                into[parameter] += found
+            else:
+                into[parameter] = found
+
+
+def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    r"""For each parameter of a layer, :math:`\sum_i g_i^2` over the examples of a batch.
+
+    Args:
+        module: A layer.
+        a: Its inputs, one example for each place of the first axis.
+        slope: The slope of the loss along its outputs.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> found = sums_of_squares(layer, torch.tensor([[2.0], [3.0]]), torch.ones(2, 1))
+        >>> found["weight"], found["bias"]
+        (tensor([[13.]]), tensor([2.]))
+    """
+    wide = torch.promote_types(slope.dtype, torch.float32)
+    slope = slope.to(wide)
+    a = a.to(wide) if a.is_floating_point() else a
+    wanted = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
+    if type(module) is nn.Linear and a.ndim == 2:
+        found = {"weight": slope.square().T @ a.square(), "bias": slope.square().sum(0)}
+        return {name: found[name] for name in wanted}
+    if type(module) is nn.Linear and a.ndim > 2:
+        rows = a.flatten(1, -2), slope.flatten(1, -2).transpose(1, 2)
+        return _of_products(wanted, *rows)
+    if _plain_convolution(module):
+        patches = nn.functional.unfold(
+            a, module.kernel_size, module.dilation, module.padding, module.stride
+        )  # fmt: skip
+        return _of_products(wanted, patches.transpose(1, 2), slope.flatten(2))
+    return _by_example(module, wanted, a, slope)
+
+
+def _plain_convolution(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Conv2d
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _of_products(wanted: dict[str, Tensor], a: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    """Layers whose gradient is a sum over places: ``slope (n, out, places) @ a (n, places, in)``."""
+    found = {}
+    if "weight" in wanted:
+        shape = wanted["weight"].shape
+        total = torch.zeros(slope.shape[1], a.shape[2], dtype=slope.dtype, device=slope.device)
+        few = max(1, ROOM // max(total.numel(), 1))
+        for x, d in zip(a.split(few), slope.split(few), strict=True):
+            total += torch.bmm(d, x).square().sum(0)
+        found["weight"] = total.reshape(shape)
+    if "bias" in wanted:
+        found["bias"] = slope.sum(2).square().sum(0)
+    return found
+
+
+def _by_example(
+    module: nn.Module, wanted: dict[str, Tensor], a: Tensor, slope: Tensor
+) -> dict[str, Tensor]:
+    """Any layer, through `torch.func`."""
+    held = {n: p.detach().to(slope.dtype) for n, p in module.named_parameters(recurse=False)}
+
+    def pulled(x: Tensor, d: Tensor) -> dict[str, Tensor]:
+        def run(chosen: dict[str, Tensor]) -> Tensor:
+            given = (x.unsqueeze(0),)
+            return torch.func.functional_call(module, {**held, **chosen}, given).squeeze(0)
+
+        chosen = {name: held[name] for name in wanted}
+        return torch.func.vjp(run, chosen)[1](d)[0]
+
+    few = max(1, ROOM // max(sum(p.numel() for p in wanted.values()), 1))
+    total: dict[str, Tensor] = {}
+    # A functional call would run the hooks that brought us here.
+    hooks, module._forward_hooks = module._forward_hooks, type(module._forward_hooks)()
+    try:
+        for x, d in zip(a.split(few), slope.split(few), strict=True):
+            for name, g in torch.vmap(pulled)(x, d).items():
+                part = g.square().sum(0)
+                total[name] = total[name] + part if name in total else part
+    finally:
+        module._forward_hooks = hooks
+    return total
+
+
+def _refuse(name: str, module: nn.Module) -> None:
+    mixing = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.MultiheadAttention)
+    if isinstance(module, mixing):
+        raise ValueError(
+            f"{name} is a {type(module).__name__}, in which the gradients of examples cannot be told apart "
+            'from inputs and outputs: use curvature="squared-batch", or freeze its parameters.'
+        )

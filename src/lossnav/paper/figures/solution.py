@@ -1,0 +1,228 @@
+"""One solution: where the path goes on the landscape, and what it costs on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import linalg
+
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.paper.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Tables,
+    panels,
+    styled,
+    whole,
+)
+from lossnav.problem.objective import Objective
+from lossnav.solvers.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS: dict[str, dict[str, Any]] = {
+    "png": {"Software": "lossnav"},
+    "svg": {"Date": None, "Creator": "lossnav"},
+    "pdf": {"CreationDate": None, "Producer": "lossnav", "Creator": "lossnav"},
+}
+_GRID = 161
+_LINES = 8  # more coordinates than this are not told apart
+
+
+def data(objective: Objective, path: Trajectory) -> Tables:
+    """The path over time and, in the plane, the landscape, gradient flow, minima and end.
+
+    Examples:
+        >>> import lossnav as ln
+        >>> bowl = ln.Objective(ln.Quadratic([1.0, 4.0]), gamma=1.0)
+        >>> sorted(data(bowl, ln.solve(bowl, [1.0, 1.0])))
+        ['end', 'flow', 'landscape', 'minima', 'path']
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    t = _shown(path) * np.linspace(0, 1, 1201) ** 2  # what is fast comes first
+    theta = path.at(t)
+    costs = PchipInterpolator(path.t, np.stack([path.kinetic, path.potential], 1))(t)
+    names = path.names or tuple(f"theta{i + 1}" for i in range(theta.shape[1]))
+    tables: Tables = {"path": {"t": t, **dict(zip(names, theta.T, strict=True))}}
+    tables["path"] |= {"kinetic cost": costs[:, 0], "potential cost": costs[:, 1]}
+    if len(names) != 2:
+        return tables
+    flow = _gradient_flow(objective, theta[0])
+    ends = theta[-1:] if path.end is None else path.end[None]
+    box = _box(np.concatenate([theta, flow, ends]))
+    x, y = (np.linspace(low, high, _GRID) for low, high in box)
+    grid = np.stack(np.meshgrid(x, y), axis=-1)
+    tables["landscape"] = {"x": grid[..., 0], "y": grid[..., 1], "loss": objective.loss(grid)}
+    for label, points in (("flow", flow), ("minima", _minima(objective, theta[0], box))):
+        tables[label] = dict(zip(names, points.T, strict=True))
+    tables["end"] = dict(zip(names, ends.T, strict=True))
+    return tables
+
+
+@styled
+def draw(tables: Tables) -> Figure:
+    """The landscape with the path, or the coordinates over time; beside it the running costs."""
+    wide = 7.6 if "landscape" in tables else 7.0
+    figure, ((place, cost),) = panels(2, width=wide, height=3.3)
+    path = tables["path"]
+    names = [name for name in path if name not in ("t", "kinetic cost", "potential cost")]
+    if "landscape" in tables:
+        _draw_map(place, tables, names)
+    else:
+        _draw_coordinates(place, path, names)
+    cost.plot(path["t"], path["kinetic cost"], color=BLUE, label="kinetic: motion")
+    cost.plot(path["t"], path["potential cost"], color=RED, dashes=(5, 2), label="potential: $kL$")
+    cost.set(
+        title="Running cost", xlabel="time $t$", ylabel="cost per unit of time",
+        xlim=(0, _busy(path)),
+    )  # fmt: skip
+    cost.legend()
+    return figure
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Save in the format that the name ends with; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    kind = checks.choice("figure format", path.suffix.lstrip(".").lower(), KINDS)
+    with whole(path) as part, mpl.rc_context({"savefig.dpi": 200, "svg.hashsalt": "lossnav"}):
+        figure.savefig(part, format=kind, metadata=KINDS[kind])
+
+
+def _draw_map(ax: Axes, tables: Tables, names: list[str]) -> None:
+    from matplotlib.colors import BoundaryNorm
+
+    land, path = tables["landscape"], tables["path"]
+    # Each shade covers about as much of the map, a little less near the bottom where paths end.
+    levels = np.unique(np.nanquantile(land["loss"], np.linspace(0, 1, 17) ** 1.5))
+    if len(levels) > 2:
+        shades = BoundaryNorm(levels, 256)
+        ax.contourf(
+            land["x"], land["y"], land["loss"], levels, cmap="Greys", norm=shades, alpha=0.5
+        )
+        ax.contour(
+            land["x"],
+            land["y"],
+            land["loss"],
+            levels[1:-1],
+            colors="white",
+            linewidths=0.5,
+            linestyles="solid",
+        )
+    x, y = names
+    dots: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.6}
+    ax.plot(tables["flow"][x], tables["flow"][y], color=GREEN, dashes=(5, 2), label="gradient flow")
+    ax.plot(path[x], path[y], color=BLUE, label="optimal path")
+    ax.plot(
+        tables["minima"][x],
+        tables["minima"][y],
+        "o",
+        color=RED,
+        markersize=6,
+        label="minimum",
+        **dots,
+    )
+    ax.plot(path[x][:1], path[y][:1], "s", color=BLUE, markersize=5, label="start", **dots)
+    ax.plot(
+        tables["end"][x], tables["end"][y], "D", color=ORANGE, markersize=4, label="end", **dots
+    )
+    ax.set(
+        title="Path", xlabel=_symbol(x), ylabel=_symbol(y), aspect="equal", anchor="N",
+        xlim=(land["x"].min(), land["x"].max()), ylim=(land["y"].min(), land["y"].max()),
+    )  # fmt: skip
+    ax.figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2, handletextpad=0.5)
+
+
+def _draw_coordinates(ax: Axes, path: dict[str, FloatArray], names: list[str]) -> None:
+    many = len(names) > _LINES
+    colours = [BLUE, RED, GREEN, ORANGE, GREY, "#CC79A7", "#56B4E9", "black"]
+    dashes: list[Any] = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5))]
+    for i, name in enumerate(names):
+        look = (
+            {"color": BLUE, "linewidth": 0.8, "alpha": 0.5}
+            if many
+            else {"color": colours[i], "linestyle": dashes[i % 4], "label": _symbol(name)}
+        )
+        ax.plot(path["t"], path[name], **look)
+    label = _symbol(names[0]) if len(names) == 1 else "coordinates"
+    ax.set(title="Path", xlabel="time $t$", ylabel=label, xlim=(0, path["t"][-1]))
+    if not many and len(names) > 1:
+        ax.legend()
+
+
+def _symbol(name: str) -> str:
+    import sympy
+
+    return f"${sympy.latex(sympy.Symbol(name))}$"
+
+
+def _shown(path: Trajectory) -> float:
+    """The time by which the path has come within a hundredth of its end, and a little more."""
+    if path.end is None:
+        return float(path.t[-1])
+    return _settling(path.t, np.linalg.norm(path.theta - path.end, axis=1), 0.01)
+
+
+def _busy(path: dict[str, FloatArray]) -> float:
+    """The time by which the running costs have nearly settled, and a little more."""
+    costs = np.stack([path["kinetic cost"], path["potential cost"]], 1)
+    return _settling(path["t"], np.abs(costs - costs[-1]).max(axis=1), 0.005)
+
+
+def _settling(t: FloatArray, left: FloatArray, share: float) -> float:
+    far = np.flatnonzero(left > share * left.max())
+    return float(min(1.15 * t[min(far[-1] + 1, len(t) - 1)] if len(far) else t[-1], t[-1]))
+
+
+def _gradient_flow(objective: Objective, theta0: FloatArray) -> FloatArray:
+    """Steepest descent of the loss from the start until it stands still."""
+    from scipy.integrate import solve_ivp
+
+    loss, size = objective.loss, 1 + float(np.abs(theta0).max())
+    steep = float(linalg.norm(loss.grad(theta0)))
+    if not steep > 0:
+        return theta0[None]
+
+    def settled(t: float, theta: FloatArray) -> float:
+        return float(linalg.norm(loss.grad(theta))) - 1e-4 * steep
+
+    def away(t: float, theta: FloatArray) -> float:
+        return 20 * size - float(np.abs(theta).max())
+
+    settled.terminal = away.terminal = True  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"):
+        flow = solve_ivp(
+            lambda _, theta: -loss.grad(theta), (0, 1e4 * size / steep), theta0, method="LSODA",
+            jac=lambda _, theta: -loss.hess(theta), rtol=1e-7, atol=1e-9 * size,
+            events=[settled, away], dense_output=True,
+        )  # fmt: skip
+    # A long step of the integrator may turn a corner.
+    steps = flow.t[:-1, None] + np.linspace(0, 1, 10, endpoint=False) * np.diff(flow.t)[:, None]
+    points = flow.sol(np.append(steps, flow.t[-1])).T
+    return np.asarray(points[np.isfinite(points).all(axis=1)], dtype=np.float64)
+
+
+def _box(points: FloatArray) -> FloatArray:
+    """Room around the points, not too narrow: ``[[left, right], [bottom, top]]``."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    middle, half = (low + high) / 2, (high - low) / 2
+    half = np.maximum(half, 0.6 * half.max()) if half.max() > 0 else half + 1
+    half = 1.25 * half
+    return np.stack([middle - half, middle + half], axis=1)
+
+
+def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatArray:
+    """The minima of the loss within the box."""
+    from lossnav.solvers.ritz.ends import minima
+
+    found = [x for x in minima(objective, theta0) if ((box[:, 0] <= x) & (x <= box[:, 1])).all()]
+    return np.array(found).reshape(-1, 2)

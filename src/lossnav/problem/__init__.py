@@ -1,0 +1,1 @@
+"""The assumptions: losses, metrics, drifts, beliefs, and the Objective that they make up."""

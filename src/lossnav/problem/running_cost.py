@@ -1,0 +1,140 @@
+r"""The running cost, the integrand of J before discount, with its derivatives.
+
+.. math:: \ell(\theta, v) = \tfrac{1}{2\eta}(v-f)^T G(\theta)(v-f) + kL(\theta).
+
+Solvers that minimise a discretised J need its gradient and Hessian in the 2D numbers (theta, v).
+They are put together here from the derivatives of the loss, the metric and the drift, so any of
+the three may be a formula, an array or an autodiff model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lossnav._base.checks import FloatArray
+from lossnav.problem.geometry import ConstantMetric, Field
+from lossnav.problem.objective import Objective
+
+
+def running_jet(
+    objective: Objective, theta: FloatArray, velocity: FloatArray, order: int = 2
+) -> tuple[FloatArray, ...]:
+    """The running cost and its derivatives up to ``order``.
+
+    Args:
+        objective: What the learner assumes.
+        theta: Points ``(..., D)``.
+        velocity: Velocities ``(..., D)``.
+        order: 0, 1 or 2.
+
+    Returns:
+        Value ``(...)``, gradient ``(..., 2D)`` and Hessian ``(..., 2D, 2D)`` in (theta, velocity).
+
+    Examples:
+        >>> from lossnav.problem.landscapes import Quadratic
+        >>> cost = Objective(Quadratic(3.0), eta=0.5)
+        >>> running_jet(cost, np.array([1.0]), np.array([1.0]))[1]
+        array([3., 2.])
+    """
+    dim = theta.shape[-1]
+    jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+    loss = jet(theta, order)
+    G = _derivatives(objective.metric, theta, order, np.eye(dim))
+    f = _derivatives(objective.drift, theta, order, None)
+    u = velocity if f is None else velocity - f[0]
+    if objective.metric is None:
+        push = u / objective.eta
+    else:
+        push = (G[0] @ u[..., None])[..., 0] / objective.eta
+    value = np.einsum("...i,...i->...", u, push) / 2 + objective.k * loss[0]
+    if order == 0:
+        return (value,)
+    gradient = np.concatenate([objective.k * loss[1], push], axis=-1)
+    if order == 2:
+        hessian = np.zeros((*theta.shape[:-1], 2 * dim, 2 * dim))
+        hessian[..., dim:, dim:] = G[0] / objective.eta
+        hessian[..., :dim, :dim] = objective.k * loss[2]
+    if len(G) > 1:  # the metric changes from place to place
+        turned = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
+        gradient[..., :dim] += np.einsum("...i,...ia->...a", u, turned) / 2
+        if order == 2:
+            bend = np.einsum("...i,...ijab,...j->...ab", u, G[2], u) / (2 * objective.eta)
+            hessian[..., :dim, :dim] += bend
+            hessian[..., dim:, :dim] += turned
+    if f is not None:
+        gradient[..., :dim] -= np.einsum("...ia,...i->...a", f[1], push)
+        if order == 2:
+            pulled = np.einsum("...ij,...ja->...ia", G[0], f[1]) / objective.eta  # G (d_a f) / eta
+            hessian[..., dim:, :dim] -= pulled
+            corner = np.einsum("...ia,...ib->...ab", f[1], pulled)
+            corner -= np.einsum("...iab,...i->...ab", f[2], push)
+            if len(G) > 1:
+                cross = np.einsum("...ia,...ib->...ab", f[1], turned)
+                corner -= cross + np.swapaxes(cross, -1, -2)
+            hessian[..., :dim, :dim] += corner
+    if order == 1:
+        return value, gradient
+    if len(G) > 1 or f is not None:
+        hessian[..., :dim, dim:] = np.swapaxes(hessian[..., dim:, :dim], -1, -2)
+    return value, gradient, hessian
+
+
+def _derivatives(
+    field: Field | None, theta: FloatArray, order: int, absent: FloatArray | None
+) -> Any:
+    """The field and its derivatives; of a constant metric the value alone."""
+    if field is None:
+        return absent if absent is None else (absent,)
+    if isinstance(field, ConstantMetric):
+        return (field.G,)
+    return field.jet(theta, order)
+
+
+def is_plain(objective: Objective) -> bool:
+    """Whether motion costs the same everywhere, so that all that bends with theta is the loss."""
+    return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
+
+
+def dip(objective: Objective, theta: FloatArray, velocity: FloatArray) -> float:
+    """How far the running cost bends down at any of the points: curved that much more, it is convex.
+
+    Args:
+        objective: What the learner assumes.
+        theta: Points ``(M, D)``.
+        velocity: Velocities ``(M, D)``.
+
+    Examples:
+        >>> from lossnav.problem.landscapes import DoubleWell
+        >>> dip(Objective(DoubleWell()), np.zeros((1, 2)), np.zeros((1, 2)))
+        4.0
+    """
+    dim = theta.shape[1]
+    if is_plain(objective):
+        places = objective.loss.bends(dim)
+        entries = objective.k * objective.loss.sparse_jet(theta)[2]
+    else:
+        hessian = running_jet(objective, theta, velocity)[2]
+        mixed = hessian[:, dim:, :dim]
+        saved = np.swapaxes(mixed, 1, 2) @ np.linalg.solve(hessian[:, dim:, dim:], mixed)
+        places = np.triu_indices(dim)
+        entries = (hessian[:, :dim, :dim] - saved)[:, *places]
+    return max(0.0, -lowest(entries, *places, dim))
+
+
+def lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> float:
+    """A lower bound of the eigenvalues of symmetric matrices; exact for small ones."""
+    if not np.isfinite(entries).all():
+        return 0.0
+    if dim <= 16:
+        A = np.zeros((len(entries), dim, dim))
+        A[:, rows, columns] = A[:, columns, rows] = entries
+        return float(np.linalg.eigvalsh(A).min())
+    beside = rows != columns  # Gershgorin: the diagonal less what stands beside it
+    low = np.zeros((dim, len(entries)))
+    low[rows[~beside]] = entries[:, ~beside].T
+    size = np.abs(entries[:, beside]).T
+    np.subtract.at(low, rows[beside], size)
+    np.subtract.at(low, columns[beside], size)
+    return float(low.min())

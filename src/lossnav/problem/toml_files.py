@@ -1,0 +1,276 @@
+"""Problems written as TOML: each key checked, each formula read through the whitelist.
+
+Every refusal is a `ProblemError` of one sentence with the file, the line and the key. Nothing in
+a file is ever evaluated as Python: formulas go through `lossnav._base.expressions` only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.problem import geometry, landscapes
+from lossnav.problem.objective import Objective
+
+MAX_BYTES = 64 * 1024
+MAX_DIM = 256
+T = TypeVar("T")
+
+
+class ProblemError(ValueError):
+    """A problem that is unknown, or a file that cannot be read; says where and what to do.
+
+    Examples:
+        >>> raise ProblemError("my.toml, line 3: there is no key 'gama'; did you mean 'gamma'?")
+        Traceback (most recent call last):
+        ...
+        lossnav.problem.toml_files.ProblemError: my.toml, line 3: there is no key 'gama'; did you mean 'gamma'?
+    """
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_numbers(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, list) and all(map(_is_numbers, value)))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+# What a key may hold, by the words that an error says it in.
+NUMBER, NUMBERS, TABLE, TEXT = (
+    "a number",
+    "a number or an array of them",
+    "a table",
+    "text in quotes",
+)
+SIZE = f"a whole number from 1 to {MAX_DIM}"
+TEXTS, ROWS = "a list of texts", "a list of rows, each a list of texts"
+_HOLDS: dict[str, Callable[[Any], bool]] = {
+    NUMBER: _is_number,
+    NUMBERS: _is_numbers,
+    SIZE: lambda v: isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_DIM,
+    TABLE: lambda v: isinstance(v, dict),
+    TEXT: lambda v: isinstance(v, str),
+    TEXTS: _is_texts,
+    ROWS: lambda v: isinstance(v, list) and all(map(_is_texts, v)),
+}
+_TOP = {
+    "eta": NUMBER, "k": NUMBER, "gamma": NUMBER, "theta0": NUMBERS, "discount": TEXT,
+    "description": TEXT, "loss": TABLE, "metric": TABLE, "drift": TABLE,
+}  # fmt: skip
+# For each type: how it is made, the keys it needs, and the keys it may have.
+Kinds = dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, str]]]
+_LOSSES: Kinds = {
+    "double-well": (landscapes.DoubleWell, {}, dict.fromkeys("abcd", NUMBER)),
+    "quadratic": (landscapes.Quadratic, {"H": NUMBERS}, {"g": NUMBERS, "minimum": NUMBERS}),
+    "rosenbrock": (landscapes.Rosenbrock, {}, {"D": SIZE}),
+    "himmelblau": (landscapes.Himmelblau, {}, {}),
+    "mueller-brown": (landscapes.MuellerBrown, {}, {}),
+}
+_METRICS: Kinds = {
+    "constant": (geometry.ConstantMetric, {"G": NUMBERS}, {}),
+    "fisher-gaussian": (geometry.FisherGaussian, {"n": SIZE}, {}),
+    "expression": (geometry.Metric, {"entries": ROWS}, {}),
+}
+_DRIFTS: Kinds = {
+    "decay": (geometry.Decay, {"j": NUMBERS}, {}),
+    "rotation": (
+        lambda omega=None, J=None: _rotation(omega, J),
+        {},
+        {"omega": NUMBER, "J": NUMBERS},
+    ),
+    "linear": (geometry.LinearDrift, {"J": NUMBERS}, {"c": NUMBERS}),
+    "expression": (geometry.Drift, {"entries": TEXTS}, {}),
+}
+
+
+def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
+    """The objective, the start (if given) and the description in a TOML file."""
+    text = _text(path)
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        lines = f"the end, line {len(text.splitlines())}"
+        reason = reason.replace("end of document", lines).rstrip(".")
+        raise ProblemError(f"{path} is not valid TOML: {reason}.") from None
+    top = _Table(path, text, None, values)
+    top.check({"loss": TABLE}, _TOP)
+    loss = _loss(top.table("loss"))
+    names = loss.names or ()
+    inputs: dict[str, Any] = {}
+    for key, kinds in (("metric", _METRICS), ("drift", _DRIFTS)):
+        if key in values:
+            inputs[key] = _field(top.table(key), kinds, names)
+    if "discount" in values:
+        inputs["discount"] = top.make("discount", lambda: _discount(values["discount"]))
+    for key, check in _CONSTANTS.items():
+        if key in values:
+            inputs[key] = top.make(key, functools.partial(check, key, values[key]))
+    objective = top.make(None, lambda: Objective(loss, **inputs))
+    theta0 = None
+    if "theta0" in values:
+        theta0 = top.make("theta0", lambda: checks.point("theta0", values["theta0"], len(names)))
+    return objective, theta0, values.get("description", "")
+
+
+_CONSTANTS: dict[str, Callable[[str, Any], float]] = {
+    "eta": checks.positive,
+    "k": checks.positive,
+    "gamma": checks.non_negative,
+}
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise ProblemError(f"{path} is not a file: give a TOML file or a built-in problem.")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ProblemError(f"There is no file {path}: check the path.") from None
+    except OSError as error:
+        raise ProblemError(f"{path} cannot be read: {error.strerror}.") from None
+    if len(raw) > MAX_BYTES:
+        raise ProblemError(
+            f"{path} is larger than {MAX_BYTES // 1024} KiB, the most a problem may be."
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ProblemError(f"{path}, line {line}: this is not UTF-8; save it as UTF-8.") from None
+
+
+class _Table:
+    """One table of a file, which knows on which line its keys stand."""
+
+    def __init__(self, path: Path, text: str, name: str | None, values: Mapping[str, Any]) -> None:
+        self.path, self.text, self.name, self.values = path, text, name, values
+
+    def table(self, name: str) -> _Table:
+        return _Table(self.path, self.text, name, self.values[name])
+
+    def check(self, needs: Mapping[str, str], known: Mapping[str, str]) -> None:
+        """Refuse unknown keys, values of the wrong kind and missing keys."""
+        for key, value in self.values.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+                raise self.error(key, f"there is no key {_clip(key)} here; {hint}")
+            if not _HOLDS[known[key]](value):
+                raise self.error(key, f"{key} must be {known[key]}, but it is {_clip(value)}.")
+        for key in needs:
+            if key not in self.values:
+                place = "the file" if self.name is None else f"[{self.name}]"
+                raise self.error(None, f"{place} needs {key}, {needs[key]}.")
+
+    def typed(self, kinds: Kinds) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The maker that ``type`` names, and the checked arguments for it."""
+        kind = self.values.get("type")
+        if not isinstance(kind, str):
+            raise self.error("type", f"[{self.name}] needs a type: one of {', '.join(kinds)}.")
+        self.make("type", lambda: checks.choice(f"{self.name} type", kind, kinds))
+        maker, needs, may = kinds[kind]
+        self.check(needs, {"type": TEXT, **needs, **may})
+        return maker, {key: value for key, value in self.values.items() if key != "type"}
+
+    def make(self, key: str | None, build: Callable[[], T]) -> T:
+        """What ``build`` returns; its error becomes one with the file and the line."""
+        try:
+            return build()
+        except (ValueError, TypeError) as error:
+            raise self.error(key, str(error)) from None
+
+    def error(self, key: str | None, sentence: str) -> ProblemError:
+        line = self._line(key)
+        return ProblemError(f"{self.path}{f', line {line}' if line else ''}: {sentence}")
+
+    def _line(self, key: str | None) -> int | None:
+        table, start = None, None
+        assigned = re.compile(rf"\s*[\"']?{re.escape(key or '')}[\"']?\s*[=.]")
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            if heading := re.match(r"\s*\[+\s*[\"']?([^\"'\].\s]+)", line):
+                table = heading[1]
+                if start is None and table in (self.name, key):
+                    start = number
+            elif table == self.name and key and assigned.match(line):
+                return number
+            elif table is None and self.name and re.match(rf"\s*{self.name}\s*[=.]", line):
+                start = start or number  # an inline table, or dotted keys
+        return start
+
+
+def _loss(table: _Table) -> landscapes.Loss:
+    values = table.values
+    if "expression" in values and "type" not in values:
+        needs = {"expression": TEXT, "variables": TEXTS}
+        table.check(needs, needs)
+        text, variables = values["expression"], values["variables"]
+        return table.make("expression", lambda: landscapes.Expression(text, variables))
+    maker, arguments = table.typed(_LOSSES)
+    return table.make("type", lambda: maker(**arguments))
+
+
+def _field(table: _Table, kinds: Kinds, names: Sequence[str]) -> geometry.Field:
+    maker, arguments = table.typed(kinds)
+    if "entries" not in arguments:
+        return table.make("type", lambda: maker(**arguments))
+
+    def build() -> geometry.Field:
+        traced: geometry.Field = maker(_formulas(arguments["entries"], names), dim=len(names))
+        traced.jet([[1.0] * len(names)])  # a wrong shape is an error here and not later
+        return traced
+
+    return table.make("entries", build)
+
+
+def _formulas(entries: Any, names: Sequence[str]) -> Callable[[Any], Any]:
+    """A function of theta from nested lists of formulas in the named coordinates."""
+    from lossnav._base.expressions import parse
+    from lossnav._base.symbolic import coordinates
+
+    symbols = dict(zip(names, coordinates(names), strict=True))
+
+    def each(value: Any, do: Callable[[Any], Any]) -> Any:
+        return [each(v, do) for v in value] if isinstance(value, list) else do(value)
+
+    parsed = each(entries, lambda text: parse(text, symbols))
+
+    def formulas(theta: Any) -> Any:
+        put = dict(zip(symbols.values(), (x._sympy_() for x in theta), strict=True))
+        return each(parsed, lambda formula: formula.xreplace(put))
+
+    return formulas
+
+
+def _discount(text: str) -> Callable[[Any], Any]:
+    from lossnav._base.expressions import parse
+    from lossnav._base.symbolic import TIME
+
+    formula = parse(text, {"t": TIME})
+    return lambda t: formula.xreplace({TIME: t._sympy_()})
+
+
+def _rotation(omega: Any, J: Any) -> geometry.Rotation:
+    if (omega is None) == (J is None):
+        raise ValueError(
+            "a rotation needs omega, its angular speed in the plane, or J: one of them."
+        )
+    return geometry.Rotation(omega if J is None else J)
+
+
+def _clip(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,203 @@
+"""Compiled sweeps for the policy on a grid; `lossnav.solvers.plane` says what they solve.
+
+Nodes are numbered row by row, and each has a small table of neighbours. The value at a node is
+improved in place, in four alternating orders, so that each order carries the value along every
+path that heads its way. `_sweep_numpy` holds the same update in NumPy; both have one fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+import numpy as np
+
+from lossnav._base.checks import FloatArray
+
+F = TypeVar("F", bound=Callable[..., object])
+_compiled: Callable[[F], F] = numba.njit(cache=True)  # type: ignore[assignment,unused-ignore]
+
+
+@_compiled
+def _root(A: float, half: float, C: float) -> float:
+    """The larger root of A w^2 - 2 half w = C, without cancellation; the vertex if there is none."""
+    inner = max(half * half + A * C, 0.0)
+    if half < 0:
+        return C / (math.sqrt(inner) - half)
+    return (half + math.sqrt(inner)) / A
+
+
+@_compiled
+def _upwind(
+    m0: float, r0: float, m1: float, r1: float, m2: float, r2: float, c: float, b: float
+) -> float:
+    """The W with sum of r_i max(W - m_i, 0)^2 = c - b W."""
+    if m1 < m0:
+        m0, r0, m1, r1 = m1, r1, m0, r0
+    if m2 < m0:
+        m0, r0, m1, r1, m2, r2 = m2, r2, m0, r0, m1, r1
+    elif m2 < m1:
+        m1, r1, m2, r2 = m2, r2, m1, r1
+    if m0 == math.inf:
+        return m0
+    spare = c - b * m0
+    if spare <= 0:
+        return c / b if b > 0 else m0
+    w = _root(r0, -b / 2, spare)
+    gap = m1 - m0
+    if w > gap:
+        A, B, C = r0 + r1, r1 * gap, spare - r1 * gap * gap
+        w = _root(A, B - b / 2, C)
+        gap = m2 - m0
+        if w > gap:
+            w = _root(A + r2, B + r2 * gap - b / 2, C - r2 * gap * gap)
+    return m0 + w
+
+
+@_compiled
+def _fan(
+    m: tuple[float, float, float, float], D11: float, D22: float, D12: float, c: float, b: float
+) -> float:
+    """The least W over the triangles between neighbours on the axes, and over their edges."""
+    det = D11 * D22 - D12 * D12
+    best = c / b if b > 0 else math.inf
+    for one in range(2):
+        if m[one] < math.inf:
+            best = min(best, _upwind(m[one], det / D22, math.inf, 1.0, math.inf, 1.0, c, b))
+        if m[2 + one] < math.inf:
+            best = min(best, _upwind(m[2 + one], det / D11, math.inf, 1.0, math.inf, 1.0, c, b))
+        for two in range(2):
+            m1, m2 = m[one], m[2 + two]
+            if m1 == math.inf or m2 == math.inf:
+                continue
+            cross = D12 if one == two else -D12
+            gap = m2 - m1
+            A, half = D11 + 2 * cross + D22, (cross + D22) * gap - b / 2
+            C = c - b * m1 - D22 * gap * gap
+            if half * half + A * C < 0:
+                continue
+            t = _root(A, half, C)
+            if D11 * t + cross * (t - gap) >= 0 and D22 * (t - gap) + cross * t >= 0:
+                best = min(best, m1 + t)
+    return best
+
+
+@_compiled
+def _node(place: int, n: int, sweep: int) -> int:
+    """The node at this place of a sweep: eight orders, four by rows and four by columns.
+
+    The steps along a diagonal that a metric calls for need both.
+    """
+    one, two = place // n, place % n
+    if sweep & 2:
+        one = n - 1 - one
+    if sweep & 1:
+        two = n - 1 - two
+    return two * n + one if sweep & 4 else one * n + two
+
+
+@_compiled
+def relax(
+    W: FloatArray,
+    bound: FloatArray,
+    source: FloatArray,
+    b: float,
+    near: FloatArray,
+    shift: FloatArray,
+    rho: FloatArray,
+    fan: FloatArray,
+    order: FloatArray,
+    n: int,
+    tol: float,
+    limit: int,
+) -> tuple[int, float]:
+    """Sweep ``W`` in place to its fixed point; return the sweeps taken and the last change.
+
+    Args:
+        W: Values ``(N + 1,)``; the last one is infinite and stands for all that is off the grid.
+        bound: What the value may not exceed ``(N,)``.
+        source: Right-hand sides c ``(N,)``.
+        b: Factor of W on the right-hand side.
+        near: Neighbours ``(N, 4)`` or ``(N, 6)``, ahead and behind in two or three directions.
+        shift: What is taken off each neighbour's value, in the same shape.
+        rho: Weights of the directions ``(N, 3)``.
+        fan: Which nodes use triangles ``(N,)``; their ``rho`` holds D11, D22, D12.
+        order: Nodes in an order to follow at every other sweep ``(N,)``, or none ``(0,)``.
+        n: Nodes in a row.
+        tol: Change relative to the largest value that counts as none.
+        limit: The most sweeps to take.
+    """
+    columns = near.shape[1]
+    guided = len(order) > 0
+    change, size = math.inf, 0.0
+    for p in range(len(source)):
+        if abs(W[p]) < math.inf:
+            size = max(size, abs(W[p]))
+    # A node is visited again only when a neighbour has changed since: most settle early.
+    changed = np.zeros(len(W), dtype=np.int32)
+    visited = np.full(len(W), -1, dtype=np.int32)
+    for sweep in range(limit):
+        change, still = 0.0, tol * size
+        for place in range(n * n):
+            p = order[place] if guided and sweep % 2 == 0 else _node(place, n, sweep >> guided)
+            news = False
+            for column in range(columns):
+                news |= changed[near[p, column]] >= visited[p]
+            if not news:
+                continue
+            visited[p] = sweep
+            m0, m1 = W[near[p, 0]] - shift[p, 0], W[near[p, 1]] - shift[p, 1]
+            m2, m3 = W[near[p, 2]] - shift[p, 2], W[near[p, 3]] - shift[p, 3]
+            if fan[p]:
+                new = _fan((m0, m1, m2, m3), rho[p, 0], rho[p, 1], rho[p, 2], source[p], b)
+            else:
+                m4 = math.inf
+                if columns == 6:
+                    m4 = min(W[near[p, 4]] - shift[p, 4], W[near[p, 5]] - shift[p, 5])
+                new = _upwind(
+                    min(m0, m1), rho[p, 0], min(m2, m3), rho[p, 1], m4, rho[p, 2], source[p], b
+                )
+            new = min(new, bound[p])
+            if new < math.inf:
+                moved = abs(new - W[p])
+                if moved > still:
+                    changed[p] = sweep
+                change = max(change, moved)
+                size = max(size, abs(new))
+                W[p] = new
+        if change <= tol * size:
+            return sweep + 1, change
+    return limit, change
+
+
+@_compiled
+def carry(
+    share: FloatArray,
+    parent: FloatArray,
+    weight: FloatArray,
+    fixed: FloatArray,
+    order: FloatArray,
+    n: int,
+    limit: int,
+) -> None:
+    """Carry ``share`` ``(N + 1, K)`` back from fixed nodes along the paths that lead to them.
+
+    Each node gets the mean of those that it leads to.
+    """
+    guided = len(order) > 0
+    for sweep in range(limit):
+        change = 0.0
+        for place in range(n * n):
+            p = order[place] if guided and sweep % 2 == 0 else _node(place, n, sweep >> guided)
+            if fixed[p]:
+                continue
+            for label in range(share.shape[1]):
+                new = 0.0
+                for way in range(parent.shape[1]):
+                    new += weight[p, way] * share[parent[p, way], label]
+                change = max(change, abs(new - share[p, label]))
+                share[p, label] = new
+        if change <= 1e-4:
+            return

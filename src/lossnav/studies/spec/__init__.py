@@ -1,0 +1,1 @@
+"""What a study file says: its tables, checked, and the trials that follow from them."""

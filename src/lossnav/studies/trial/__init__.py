@@ -1,0 +1,1 @@
+"""One trial: training, its log and its result."""
