@@ -12,34 +12,55 @@ from chromium import MISSING
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Most of what JAX does here is to compile; a kind of `make portable` compiles with all optimizations.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # A check before merging must not depend on luck; at home, look for new examples each time. A busy machine fails no test.
 settings.register_profile("merge", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("merge")
 
 # A program of its own: read for doctests, it would change PyTorch's settings for all other tests.
-collect_ignore = ["distributed_worker.py"]
+collect_ignore = ["optim/distributed_worker.py"]
 
-# How the names of the marked tests begin. `make check` leaves out the slow ones; `make portable` runs the numerical ones.
+# How the names of the marked tests begin. `make check` leaves out the slow ones. `make portable` runs those whose
+# numbers come from BLAS and NumPy, from PyTorch's kernels, or from code that XLA or Numba compiles.
 MARKED = {
     "slow": r"""
         src/
-        | tests/test_(continual|docs|examples|explorer|figures|infer|ledger|limits|lqg|nongradient|policy|record)
-        | tests/test_(reproduction|streams|weight_uncertainty|zoo)
-        | tests/test_(optim_(distributed|fused|optax|torch_contract)|rules_local)
-        | tests/test_studies_(callbacks|engines|report|rulebook|running|statistics|store|tasks|training)
-        | tests/test_derivation.py::test_(eq|first_variation)
-        | tests/test_jets.py::test_sums
-        | tests/test_optim_torch.py::test_(adamw|every_form)
-        | tests/test_ritz.py::test_every_kind
-        | tests/test_rules_\w+.py::test_frameworks_agree
+        | tests/(explorer|paper)/
+        | tests/test_(docs|examples)
+        | tests/_base/test_jets.py::test_sums
+        | tests/equations/test_(limits|nongradient|derivation.py::test_(eq|first_variation))
+        | tests/inference/test_(infer|outside|parts|record)
+        | tests/optim/test_(contract|distributed|fused|optax|per_example|weight_uncertainty)
+        | tests/optim/test_torch.py::test_(adamw|every_form)
+        | tests/rules/(test_(local|lqg|uncertain|zoo)|\w+.py::test_frameworks_agree)
+        | tests/solvers/test_(plane|ritz.py::test_every_kind)
+        | tests/studies/test_(callbacks|continual|engines|execution|report|rulebook|statistics)
+        | tests/studies/test_(store|streams|tasks|training)
     """,
-    "numerical": r"""
-        tests/test_(affine_assembly|belief|chain|collocation|contest|curvature|direct|discrete|elimination|errata)
-        | tests/test_(feedback|geometry|jets|landscapes|lqg|matrixfree|mesh|paper_equations|policy|ranking|receding)
-        | tests/test_(riccati|ritz|rules|weight_uncertainty|zoo)
-        | tests/test_(calibrate|continual_compiled|infer|optim_(?!distributed))
+    "blas": r"""
+        tests/(problem|ranking|rules|solvers)/
+        | tests/_base/test_jets
+        | tests/paper/test_(equations|errata)
+    """,
+    "tensors": r"""
+        tests/inference/test_(calibrate|infer|outside|parts)
+        | tests/optim/(?!test_distributed|\w*optax)
+    """,
+    "compiled": r"""
+        tests/optim/(test_fused|\w*optax)
+        | tests/solvers/test_plane
+        | tests/studies/test_continual_compiled
+    """,
+    # The longest begin first, so that no worker is left alone with one of them.
+    "long": r"""
+        tests/optim/test_(distributed|contract.py::test_a_compiled_training)
+        | tests/studies/test_(engines.py::test_(real|two)|execution.py::test_(kills|ctrl))
     """,
 }
+# Modules whose fixtures take long: one worker makes them for all of their tests.
+TOGETHER = r"tests/(explorer/test_(browser|server)|paper/test_(ledger|reproduction))"
 # Packages of the extras: without one, the tests that import it are skipped.
 OPTIONAL = "jax|numba|optax|schemathesis|torch|uvicorn"
 
@@ -55,6 +76,9 @@ def pytest_collection_modifyitems(items):
         for marker, names in MARKED.items():
             if re.match(names, item.nodeid, re.VERBOSE):
                 item.add_marker(marker)
+        if re.match(TOGETHER, item.nodeid):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.hookimpl(wrapper=True)

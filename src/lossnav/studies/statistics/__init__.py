@@ -7,7 +7,7 @@ percentile) cover 80 to 85 %. Two ways that hold are used, by the number of seed
   values (a log-normal of sigma 1/2) and 88 % of exponential ones;
 - from `FEW` seeds on, the studentised bootstrap, which learns the skewness from the values: 93 to 95 % of all three.
 
-``tests/test_studies_statistics.py`` measures these numbers. A trial that did not finish is worse than any that did,
+``tests/studies/test_statistics.py`` measures these numbers. A trial that did not finish is worse than any that did,
 so it is never left out of a mean in silence: the mean is then NaN and the number lost is stated.
 """
 

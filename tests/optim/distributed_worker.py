@@ -1,4 +1,4 @@
-"""One of several processes that share a model; `test_optim_distributed.py` starts them.
+"""One of several processes that share a model; `test_distributed.py` starts them.
 
     python distributed_worker.py RANK WORLD FOLDER
 

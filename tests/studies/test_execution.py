@@ -22,7 +22,7 @@ from lossnav.studies.spec import plan
 from lossnav.studies.spec.file import Study, StudyError
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
+ROOT = HERE.parents[1]
 BASE = {
     "name": "tiny",
     "tasks": {"a": {"kind": "fake"}},
@@ -353,7 +353,7 @@ def test_ctrl_c_stops_the_workers_and_exits_with_130(tmp_path):
     """A real terminal's Ctrl-C: the signal goes to the whole process group."""
     pause = {"kind": "fake", "pause": 0.3}
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_studies_running import *\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_execution import *\n"
         "from lossnav.cli.commands import _guarded\nfrom lossnav.studies.progress import Plain\n"
         # What a shell starts in the background ignores Ctrl-C, and so would this.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

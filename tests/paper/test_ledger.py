@@ -30,7 +30,7 @@ from lossnav.paper.ledger.evidence import (
 from lossnav.problem import objective
 from lossnav.solvers.trajectory import Trajectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from lossnav.studies.trial import training
 from lossnav.studies.trial.records import Trial
 from lossnav.studies.trial.reproducible import batch_rng
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS = "lossnav.optim.torch:WeightUncertainty"
 PIXELS = {"data": "digits", "pooling": 1, "hidden": [12], "steps": 10, "tasks": 10, "tested": 200}
 LABELS = {"data": "digits", "pooling": 2, "hidden": [12], "steps": 10, "tasks": 6}

@@ -291,10 +291,10 @@ def test_an_evaluation_that_is_not_finite(user):
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        ("model", "KeyError: 'lost' (test_studies_training.py, line "),
-        ("batches", "KeyError: 'lost' (test_studies_training.py, line "),
-        ("loss", "KeyError: 'lost' (test_studies_training.py, line "),
-        ("evaluate", "KeyError: 'lost' (test_studies_training.py, line "),
+        ("model", "KeyError: 'lost' (test_training.py, line "),
+        ("batches", "KeyError: 'lost' (test_training.py, line "),
+        ("loss", "KeyError: 'lost' (test_training.py, line "),
+        ("evaluate", "KeyError: 'lost' (test_training.py, line "),
     ],
 )
 def test_code_that_fails(user, method, sentence):
@@ -322,7 +322,7 @@ def test_a_failure_after_some_steps_keeps_them(user):
     user.Line.evaluate = lambda self, model, split: {"loss": 1.0}
     result = training.run_trial(line())
     assert result.status == "failed"
-    assert "RuntimeError: out of memory (test_studies_training.py, line" in result.reason
+    assert "RuntimeError: out of memory (test_training.py, line" in result.reason
     assert len(result.curves["training_loss"]) == 30
     assert result.curves["step"].tolist() == [0, 13, 25]
 

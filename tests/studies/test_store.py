@@ -237,7 +237,7 @@ LIMITED = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_studies_store import Store, made
+from test_store import Store, made
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Store(Path(sys.argv[1]), "tiny") as held:
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
@@ -267,7 +267,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_studies_store import Store, made
+from test_store import Store, made
 with Store(Path(sys.argv[1]), "tiny") as held:
     held.write_json("study.json", {"name": "tiny"})
     for seed in range(len(held.results), 10**6):

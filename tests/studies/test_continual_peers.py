@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "continual"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "continual"
 SIZES = (3, 5, 4, 2)
 
 

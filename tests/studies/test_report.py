@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import study_maker as made
 from scipy import stats
 
-import study_maker as made
 from lossnav import studies
 from lossnav.studies import report
 from lossnav.studies.report import settings as _report_settings
@@ -390,7 +390,7 @@ def test_the_page_of_a_large_study_stays_small(tmp_path):
 
 def test_the_task_of_the_documentation_runs(tmp_path):
     """The files of docs/studies.md, written as they stand there, make a report."""
-    docs = (Path(__file__).parents[1] / "docs" / "studies.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
     files = re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", docs, re.MULTILINE | re.DOTALL)
     assert [name for name, _ in files] == ["my_tasks.py", "my_study.toml"]
     for name, text in files:

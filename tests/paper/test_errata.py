@@ -16,7 +16,7 @@ from lossnav.equations.derivation import derive
 from lossnav.problem.belief import adaptive
 from lossnav.solvers.discrete import Discrete
 
-ERRATA = Path(__file__).parents[1] / "docs" / "errata.md"
+ERRATA = Path(__file__).parents[2] / "docs" / "errata.md"
 theta, m, v, g = (sympy.Symbol(x, real=True) for x in ("theta", "m", "v", "g"))
 
 

@@ -139,7 +139,7 @@ STARTER = """
 import sys
 from lossnav.studies.progress import Quiet
 sys.path.insert(0, sys.argv[1])
-from test_studies_engines import FAKE, make, trials
+from test_engines import FAKE, make, trials
 results = make("joblib", FAKE, jobs=1).run([*trials(1), *trials(1, pause=30.0)], Quiet())
 print(int(next(results).final["pid"]), flush=True)
 next(results)
@@ -242,7 +242,7 @@ def test_real_training_is_the_same_on_ray_and_survives_lost_workers(tmp_path):
     """In a process of its own: Ray forks, which JAX, imported by other tests, warns of."""
     pytest.importorskip("ray")
     pytest.importorskip("torch")
-    code = "import pathlib, sys, test_studies_engines as t; t.on_ray(pathlib.Path(sys.argv[1]))"
+    code = "import pathlib, sys, test_engines as t; t.on_ray(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "tries")],
         cwd=HERE, capture_output=True, text=True, timeout=300,

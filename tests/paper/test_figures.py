@@ -29,7 +29,7 @@ from lossnav.paper.figures import (
 from lossnav.paper.figures.network import Network
 from lossnav.studies.spec import file as study_file
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_fig1_crosses_over_and_gradient_flow_does_not():

@@ -94,7 +94,7 @@ def test_a_worker_that_hangs_is_ended_and_named(tmp_path, monkeypatch):
 
 
 def test_the_example_learns_and_resumes(tmp_path):
-    example = HERE.parent / "examples" / "fsdp_torchrun.py"
+    example = HERE.parents[1] / "examples" / "fsdp_torchrun.py"
     text = example.read_text(encoding="utf-8")
     assert "    torchrun --nproc-per-node 2 examples/fsdp_torchrun.py\n" in text
     assert len(text.splitlines()) <= 80
