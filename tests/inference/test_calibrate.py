@@ -487,3 +487,13 @@ def test_a_discount_is_proposed_with_its_learning_rate():
     assert "gamma = 0.75" in note
     assert "lr = 0.2 " in note  # D = 0.75 + sqrt(0.75**2 + 1) = 2
     assert not calibration._with_discount(seen, v, Estimate(0.75, 0.0, 1.0))
+
+
+def test_correlations_are_shown_for_a_unit_of_power():
+    """Measured beside fitted, in the same unit: ten times the gradients change neither."""
+    g = np.random.default_rng(0).standard_normal((400, 6))
+    found, large = (closed_loop.choose(x * g, np.ones(6), 0.9) for x in (1.0, 10.0))
+    assert found.measured[0] == pytest.approx(1.0)
+    assert large.measured == pytest.approx(found.measured)
+    gap = np.linalg.norm(found.fitted - found.measured) / np.linalg.norm(found.measured)
+    assert gap == pytest.approx(found.residual)

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from pytorch_optimizer import Lion
 
 from lossnav.inference import Assumptions, infer_log, record
+from lossnav.inference.log.linear import _least
 from lossnav.optim.torch import Navigator
 
 STEPS = 64
@@ -349,3 +351,34 @@ def test_a_linear_rule_that_is_neither_momentum_nor_look_ahead(tmp_path):
     assert found.settings["lr"].value == pytest.approx(0.1, rel=1e-4)
     assert "The last gradient counts" in found.outside[0]
     assert found.nearest is None
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_the_interval_of_a_memory_is_even_in_its_rate(name, tmp_path):
+    """Both ends are equally far from the value in -log(1 - beta), the number that is fitted."""
+    found = infer_log(run(KNOWN[name][0], tmp_path / "run.npz"))
+    for key in ("beta1", "beta2"):
+        estimate = found.settings[key]
+        rates = -np.log1p(-np.array([estimate.low, estimate.value, estimate.high]))
+        down, up = np.diff(rates)
+        assert up == pytest.approx(down, rel=0.02)
+
+
+def test_an_eps_too_small_to_see_has_an_upper_end(tmp_path):
+    """The interval begins at zero, and ends where the fit would become worse."""
+    make = of(torch.optim.AdamW, lr=1e-3, eps=1e-14)
+    eps = infer_log(run(make, tmp_path / "run.npz")).settings["eps"]
+    assert eps.low == 0
+    assert eps.holds(1e-14)
+    assert eps.high < 1e-7
+
+
+def test_least_squares_with_columns_of_any_size():
+    """A column of zeros tells nothing and harms nothing; a tiny one is found as well as a large one."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 3)) * [1.0, 0.0, 1e-14]
+    c, spread, misfit, residual = _least(X, X @ [2.0, 0.0, 3e14], np.full(40, 1e7))
+    assert c == pytest.approx([2.0, 0.0, 3e14])
+    assert np.isfinite(spread).all()
+    assert misfit < 1
+    assert residual < 1e-12

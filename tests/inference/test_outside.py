@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from lossnav.cli import commands
 from lossnav.inference import infer
+from lossnav.inference.probes.black_box import BlackBox
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 
@@ -228,3 +229,22 @@ def test_the_command_ends_in_one_sentence(tmp_path, monkeypatch, words, sentence
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert sentence in result.stderr
+
+
+def test_an_optimizer_that_puts_new_tensors_in_place_of_the_old():
+    """Its moves are seen, and its weights are put back, as those of one that works in place."""
+
+    class Replacing(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data = p.data - 0.1 * p.grad - 0.01 * p.data
+
+    grads = np.random.default_rng(0).standard_normal((5, 2, 3, 2))
+    held = np.ones((2, 3, 2))
+    expected = BlackBox(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), (3, 2))
+    for free in (False, True):
+        moves = BlackBox(Replacing, (3, 2)).run(grads, held, free=free)
+        assert moves == pytest.approx(expected.run(grads, held, free=free), rel=1e-6)

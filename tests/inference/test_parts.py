@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from lossnav.cli import commands
 from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.estimates import Curve, Discount, Estimate
-from lossnav.inference.fit.least_squares import fit
+from lossnav.inference.estimates import Curve, Discount, Estimate, Structure
+from lossnav.inference.fit.least_squares import fit, of_samples
 from lossnav.inference.fit.model import Model
 from lossnav.inference.probes import memory, response, sign_memory, symmetry
 from lossnav.inference.probes.black_box import BlackBox
@@ -213,3 +213,36 @@ def test_command_line_refuses(words, sentence):
     result = run(*words)
     assert result.exit_code == 2
     assert sentence in result.output
+
+
+def test_a_balance_tells_the_weight_of_the_last_gradient():
+    """1 - beta1 for Adam; the value lies inside its bracket, not at an end of it."""
+    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
+    found = sign_memory.measure(box, np.random.default_rng(0), 2.0, apart=True)
+    assert found.weight.value == pytest.approx(0.2, rel=1e-4)
+    assert found.weight.low < found.weight.value < found.weight.high
+    assert found.beta1.low < found.beta1.value < found.beta1.high
+
+
+@pytest.mark.parametrize("value", [2.0, -2.0])
+def test_samples_that_agree_leave_the_doubt_of_the_floor(value):
+    found = of_samples(np.full(4, value), floor=0.01)
+    assert (found.low, found.high) == pytest.approx((value - 0.02, value + 0.02))
+
+
+def test_the_response_follows_a_jump_of_the_noise():
+    """Gradients become tenfold: the response falls to a tenth at the pace of the variance's memory."""
+    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.7)), (3, 2))
+    seen = memory.relaxation(box, np.random.default_rng(0), 1.0, Model(1.0))
+    assert seen.beta2 == pytest.approx(0.7, rel=1e-3)
+    assert seen.measured[seen.times < 0] == pytest.approx(1.0)
+    after = seen.times[seen.times >= 0]
+    variance = 100 - 99 * 0.7 ** (after + 1)
+    assert seen.measured[seen.times >= 0] == pytest.approx(variance**-0.5, rel=1e-3)
+
+
+def test_the_report_names_what_turns_and_what_is_left():
+    metric = Structure("kronecker", equivariance={"rows": 0.5, "factors": 0.25})
+    text = Assumptions("mine", Discount("ballistic"), metric=metric).report()
+    assert re.search(r"turns with rows\W+0.5 ", text)
+    assert re.search(r"rows and columns unexplained\W+0.25 ", text)

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lossnav.optim.torch import Ballistic, Navigator  # noqa: E402
+from lossnav.optim.torch import diagonal as family  # noqa: E402
 from lossnav.rules.diagonal import BeliefRule  # noqa: E402
 
 SHAPES = [(7, 5), (3,), (), (0, 4), (60, 50)]
@@ -375,3 +376,24 @@ def test_flags_that_exclude_each_other():
         Navigator([p], fused=True, differentiable=True)
     with pytest.raises(ValueError, match="beta2 is 1"):
         Ballistic([p], beta2=1.0)
+
+
+@pytest.mark.parametrize("t", [1, 5])
+def test_lists_take_a_typical_variance_that_is_known(t):
+    """What sharded tensors are given: lists make the steps of one tensor at a time."""
+    generator = torch.Generator().manual_seed(t)
+    x, g, m, v = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    group = {
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "saturation": 1.5,
+        "shared": 0.3,
+    }
+    form = family.form_of(group)
+    n = family.numbers(form, group, 0.01, t, 0.02, None)
+    scale = torch.tensor(0.7, dtype=torch.float64)
+    expected = family.advance(form, n, x, g, m, v * v, None, scale)
+    lists = [[x.clone()], [g.clone()], [m.clone()], [v * v]]
+    family.advance_lists(form, [n], *lists, [scale])
+    torch.testing.assert_close(lists[0][0], expected[0], rtol=1e-12, atol=0)

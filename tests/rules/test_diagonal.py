@@ -515,3 +515,17 @@ def test_words():
     assert "kappa such that z = 1" in VARIANTS["saturated"].assumptions
     assert "nothing is averaged" in BeliefRule(dt=0.1, gain=Betas(0.0)).assumptions
     assert text.startswith("BeliefRule is optimal")
+
+
+def test_saturation_without_a_variance_has_no_unit():
+    """Gradients a hundred times as large make the same steps: typical is their own mean square."""
+    rng = np.random.default_rng(0)
+    grads, theta = rng.normal(size=(5, 7)), np.zeros(7)
+    rule = BeliefRule.practical(0.1, eps=0.0, gain="betas", second="instant", saturation=1.5)
+    state, large = rule.init(theta), rule.init(theta)
+    for g in grads:
+        step, state = rule.update(g, state, theta)
+        same, large = rule.update(100 * g, large, theta)
+        np.testing.assert_allclose(same, step, rtol=1e-12)
+    alike, _ = rule.update(np.full(7, 3.0), rule.init(theta), theta)
+    np.testing.assert_allclose(alike, -0.1, rtol=1e-12)  # a typical coordinate steps by lr

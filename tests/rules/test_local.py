@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -518,3 +519,17 @@ def test_it_says_what_it_assumes():
     ):
         assert part in text
     assert "plans for ever" in LocalRule(0.1, H4).assumptions
+
+
+@pytest.mark.parametrize("like", [np.zeros(64), torch.zeros(64)], ids=["numpy", "torch"])
+def test_seeds_beyond_32_bits_draw_signs(like):
+    """A seed is taken modulo 2^31, so that it can be added to a step of 32 bits anywhere."""
+    count = (
+        np.zeros((), dtype=np.int32)
+        if isinstance(like, np.ndarray)
+        else torch.zeros((), dtype=torch.int32)
+    )
+    drawn = [np.asarray(signs(count, like, seed)) for seed in (5, 2**31 + 5, 2**40 + 5, 6)]
+    assert (drawn[1] == drawn[0]).all()
+    assert (drawn[2] == drawn[0]).all()
+    assert (drawn[3] != drawn[0]).any()
