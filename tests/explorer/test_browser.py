@@ -7,9 +7,9 @@ import tomllib
 from urllib.parse import parse_qs
 
 import pytest
-from explorer_serving import running
 
 from chromium import MISSING, launch_options
+from explorer_serving import running
 from lossnav.explorer import api
 from lossnav.explorer.export import VARIANTS, export
 from lossnav.problem.builtin import problem

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from explorer_serving import ENDLESS, endless, running
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
@@ -27,6 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from explorer_serving import ENDLESS, endless, running
 from lossnav.cli import explore
 from lossnav.explorer import api, server, workers
 from lossnav.explorer.export import VARIANTS, export

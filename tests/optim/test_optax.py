@@ -11,7 +11,6 @@ optax = pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
 import jax.numpy as jnp  # noqa: E402
-from optax_runs import GRADS, SETTINGS, START, STEPS, cast, gap, run, run_torch  # noqa: E402
 
 import lossnav.optim.torch as ours_in_torch  # noqa: E402
 from lossnav.optim.optax import (  # noqa: E402
@@ -24,6 +23,7 @@ from lossnav.optim.torch import KroneckerNavigator  # noqa: E402
 from lossnav.rules import zoo  # noqa: E402
 from lossnav.rules.base import Rule  # noqa: E402
 from lossnav.rules.local import LocalRule  # noqa: E402
+from optax_runs import GRADS, SETTINGS, START, STEPS, cast, gap, run, run_torch  # noqa: E402
 
 # The same steps as PyTorch's optimizers.
 

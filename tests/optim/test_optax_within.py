@@ -12,7 +12,6 @@ optax = pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
 import jax.numpy as jnp  # noqa: E402
-from optax_runs import FIXED, GRADS, SETTINGS, SHAPES, START, STEPS, cast, draw, gap, run  # noqa: E402
 
 from lossnav.optim.optax import (  # noqa: E402
     ballistic,
@@ -20,6 +19,7 @@ from lossnav.optim.optax import (  # noqa: E402
     navigator,
 )
 from lossnav.rules import zoo  # noqa: E402
+from optax_runs import FIXED, GRADS, SETTINGS, SHAPES, START, STEPS, cast, draw, gap, run  # noqa: E402
 
 # Within JAX: compiled, scanned, mapped, sharded.
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import sympy
-from test_riccati import random_objective
 
 import lossnav as ln
 from lossnav.problem.belief import adaptive, weight_uncertainty
@@ -15,6 +14,7 @@ from lossnav.solvers.ritz.ends import end_at, minima, quadratic_around
 from lossnav.solvers.ritz.finite import rate
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import minimise
+from test_riccati import random_objective
 
 FIG1_END = (1.0574537707386316, 0.0)
 FIG1_J = 0.61943561774

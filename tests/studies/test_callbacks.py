@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import study_maker
-from study_maker import play
 
+import study_maker
 from lossnav.studies.trial import callbacks, trackers
 from lossnav.studies.trial.callbacks import Callback, Guarded, named, title
+from study_maker import play
 
 TRIAL = study_maker.trial("digits", "SGD", {"lr": 0.1}, 3, "reporting")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from test_continual_peers import loaded, peers, unit_peers
 from torch.nn.functional import mse_loss
 
 from lossnav.studies.tasks import SlowBits
+from test_continual_peers import loaded, peers, unit_peers
 
 pytest.importorskip("numba")
 compiled = loaded("compiled")

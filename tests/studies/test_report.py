@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import study_maker as made
 from scipy import stats
 
+import study_maker as made
 from lossnav import studies
 from lossnav.studies import report
 from lossnav.studies.report import settings as _report_settings
