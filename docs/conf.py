@@ -37,7 +37,7 @@ def api_reference() -> str:
     homes: dict[str, tuple[str, list[str]]] = {
         name: ("lossnav", names) for name, names in lossnav._HOME.items()
     }
-    for name in ("inference", "problems", "optim.torch", "optim.optax", "studies"):
+    for name in ("inference", "problem.builtin", "optim.torch", "optim.optax", "studies"):
         module = importlib.import_module(f"lossnav.{name}")
         homes[name] = (module.__name__, list(module.__all__))
     for title, (home, names) in homes.items():
@@ -48,8 +48,10 @@ def api_reference() -> str:
         for name in sorted(values, key=lambda name: inspect.ismodule(values[name])):
             lines += [*_entry(name, values[name]), ""]
         lines += ["```", ""]
-    for module in lossnav._SUBMODULES:
-        lines += [f"## {module}", "", "```{eval-rst}", f".. automodule:: lossnav.{module}"]
+    for module, home in lossnav._SUBMODULES.items():
+        if module == home:  # a room, whose names are above
+            continue
+        lines += [f"## {module}", "", "```{eval-rst}", f".. automodule:: lossnav.{home}"]
         lines += ["   :members:", "```", ""]
     return "\n".join(lines)
 
