@@ -48,6 +48,12 @@ MARKED = {
         tests/inference/test_(calibrate|infer|outside|parts)
         | tests/optim/(?!test_distributed|\w*optax)
     """,
+    # What `make test` runs a second time, as on the oldest processor.
+    "quick": r"""
+        tests/optim/test_(kronecker|torch.py)
+        | tests/rules/test_(diagonal|matrix)
+        | tests/solvers/test_(candidates|direct|feedback|riccati|ritz)
+    """,
     "compiled": r"""
         tests/optim/(test_fused|\w*optax)
         | tests/solvers/test_plane

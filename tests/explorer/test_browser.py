@@ -70,11 +70,15 @@ def at(window):
     """Goes to a link in the window that is open already."""
 
     def go(link=""):
+        # At once: the page writes its own link a moment after a change.
         window.evaluate(
-            "() => { Explorer.paths.latest.path = null; Explorer.paths.latest.rules = null; }"
+            """(link) => {
+                Explorer.paths.latest.path = Explorer.paths.latest.rules = null;
+                history.replaceState(null, '', link);
+                window.dispatchEvent(new Event('hashchange'));
+            }""",
+            link or "#",
         )
-        window.evaluate(f"history.replaceState(null, '', {json.dumps(link or '#')})")
-        window.evaluate("window.dispatchEvent(new Event('hashchange'))")
         return window
 
     return go
