@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 PATHS = [f"src/lossnav/{p}" for p in ("solvers", "rules", "optim", "inference", "studies")]
-TESTS = r"test_(?!examples|docs|explorer_browser|explorer_server|optim_dist|studies_engines)"
+TESTS = r"test_(?!examples|docs|browser|server|distributed|engines)"
 SWAPS: Any = {ast.Add: ast.Sub, ast.Mult: ast.Div, ast.And: ast.Or, ast.Lt: ast.GtE}
 SWAPS |= {ast.LtE: ast.Gt, ast.Eq: ast.NotEq, "min": "max", "minimum": "maximum"}
 SWAPS |= {"argmin": "argmax", "argmax": "argmin"} | {after: key for key, after in SWAPS.items()}
@@ -144,7 +144,8 @@ def pytest(tree: Path, tests: list[str], limit: float = 1800, **more: str) -> tu
 
 def measure(tree: Path, paths: list[str], slow: float) -> Iterator[Any]:
     """For each dozen files: the seconds of their tests, and which tests execute each line."""
-    files = [f"tests/{n}" for n in sorted(os.listdir(tree / "tests")) if re.match(TESTS, n)]
+    found = sorted((tree / "tests").rglob("test_*.py"))
+    files = [path.relative_to(tree).as_posix() for path in found if re.match(TESTS, path.name)]
     more = {"MUTANTS_PATHS": " ".join(f"{tree}/{p}" for p in paths), "MUTANTS_SLOW": str(slow)}
     for group in [*(files[k : k + 12] for k in range(0, len(files), 12)), paths]:
         pytest(tree, group, **more, MUTANTS_MAP=f"{tree}/.map")
