@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from lossnav.equations.derivation import EulerLagrange as EulerLagrange
     from lossnav.equations.derivation import derive as derive
     from lossnav.inference import Assumptions as Assumptions
+    from lossnav.inference import calibrate as calibrate
     from lossnav.inference import infer as infer
+    from lossnav.inference import infer_log as infer_log
+    from lossnav.inference import record as record
     from lossnav.problem.autodiff import JaxLoss as JaxLoss
     from lossnav.problem.autodiff import TorchLoss as TorchLoss
     from lossnav.problem.geometry import ConstantMetric as ConstantMetric
@@ -48,11 +51,13 @@ if TYPE_CHECKING:
     from lossnav.rules import DriftedRule as DriftedRule
     from lossnav.rules import LocalRule as LocalRule
     from lossnav.rules import Rule as Rule
+    from lossnav.rules import UncertainRule as UncertainRule
     from lossnav.rules import learning_rule as learning_rule
     from lossnav.rules import zoo as zoo
     from lossnav.solvers import Collocation as Collocation
     from lossnav.solvers import Direct as Direct
     from lossnav.solvers import MatrixFree as MatrixFree
+    from lossnav.solvers import Method as Method
     from lossnav.solvers import Policy as Policy
     from lossnav.solvers import Riccati as Riccati
     from lossnav.solvers import Ritz as Ritz
@@ -66,7 +71,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "equations.derivation": ["EulerLagrange", "derive"],
-    "inference": ["Assumptions", "infer"],
+    "inference": ["Assumptions", "calibrate", "infer", "infer_log", "record"],
     "problem.autodiff": ["JaxLoss", "TorchLoss"],
     "problem.geometry": [
         "ConstantMetric", "Decay", "Drift", "FisherGaussian", "LinearDrift", "Metric", "Rotation",
@@ -77,8 +82,8 @@ _HOME = {
     ],
     "problem.objective": ["Objective"],
     "ranking": ["Ranking", "rank"],
-    "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "learning_rule", "zoo"],
-    "solvers": ["Collocation", "Direct", "MatrixFree", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
+    "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "UncertainRule", "learning_rule", "zoo"],
+    "solvers": ["Collocation", "Direct", "MatrixFree", "Method", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
     "solvers.discrete": ["Discrete", "one_step"],
     "solvers.trajectory": ["Status", "Trajectory"],
 }  # fmt: skip

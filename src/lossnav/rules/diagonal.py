@@ -227,8 +227,10 @@ class BeliefRule(BeliefFamily):
         lines = [
             "- loss: m.x + kappa/2 sum(v x^2) near here, each coordinate by itself",
             f"- gradients: normal, with variance v = {moment}; curvature is kappa v",
-            f"- mean m: {self.gain.words}; the prior is {start}",
         ]
+        if self.short_sighted:  # neither curvature nor variance changes the step
+            lines = ["- loss: m.x near here, of any curvature", "- gradients: of any variance"]
+        lines.append(f"- mean m: {self.gain.words}; the prior is {start}")
         if self.nesterov:
             lines.append("- look-ahead: the mean is taken where the step will land")
         if self.predict:

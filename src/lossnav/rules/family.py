@@ -114,6 +114,11 @@ class BeliefFamily(Rule):
         """The discount in units of a gradient."""
         return self.gamma / (2 * math.sqrt(self.eta * self.k * self.kappa))
 
+    @property
+    def short_sighted(self) -> bool:
+        """Whether the discount is so strong that the step is gradient descent."""
+        return self.Gamma >= 1e6
+
     def share(self, z: Array) -> Array:
         r"""How much of the step of a short ``dt`` is taken, :math:`\phi(z)`."""
         if not self.finite:
@@ -134,7 +139,7 @@ class BeliefFamily(Rule):
     def _discount(self) -> str:
         if self.gamma == 0:
             return "- discount: none; the whole future counts (ballistic, the step is m / sqrt(v))"
-        if self.Gamma >= 1e6:
+        if self.short_sighted:
             return "- discount: so strong that only the next moment counts (gradient descent)"
         return f"- discount: gamma = {self.gamma:.6g}, or {self.Gamma:.6g} in units of a gradient"
 
