@@ -266,9 +266,7 @@ def test_words_follow_the_settings():
     assert "drift: none" in zoo.AdamW(weight_decay=0.0).assumptions
     assert "gradient descent" in zoo.SGD.assumptions
     assert "m.x near here" in zoo.SGD.assumptions
-    assert (
-        "variance" not in zoo.SGD.assumptions
-    )  # a step that follows the gradient believes nothing of it
+    assert "gradients: of any variance" in zoo.SGD.assumptions
     assert "1e-05 added to D" in zoo.Adam(eps=1e-5).assumptions
     assert "Not in the theory" not in zoo.Adam(eps=0.0).assumptions
     assert "(g - m)^2" in zoo.AdaBelief.assumptions
