@@ -42,7 +42,8 @@ def fit_adaptive(some: Sequence[Piece], forms: Sequence[Form] = FORMS) -> Fitted
     return None if best is None else _refined(used, best[1], best[2])
 
 
-_STARTS = ((2.3, 4.6), (0.1, 3.0))
+_STARTS = ((2.3, 4.6), (0.1, 3.0), (2.3, 6.9))
+"""Logarithms of both memories to begin a fit with; the next is tried where one does not explain the updates."""
 _UNITS = ("rate", "1", "1", "gradient", "1", "gradient", "1", "1")
 _FIRST = (2.0, 0.0, 0.0, 1e-6, 0.0, 0.1, 1.0, 0.3)
 
