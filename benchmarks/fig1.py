@@ -21,7 +21,8 @@ import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 
-from lossnav.paper.figures import fig1  # noqa: E402
+from lossnav.paper.figures import double_well  # noqa: E402
+from lossnav.paper.figures.double_well import fig1  # noqa: E402
 from lossnav.solvers import Direct, solve  # noqa: E402
 
 STEPS, POINTS, ASKED = 60_000, 50, 1 / 100
@@ -36,7 +37,14 @@ def by_gradient_descent(steps):
         steps=POINTS, rule="left", optimizer="gradient-descent", backend="torch", iterations=steps
     )
     began = time.perf_counter()
-    path = solve(fig1.OBJECTIVE, fig1.START, fig1.HORIZON, fig1.MINIMUM, method, tol=1e-300)
+    path = solve(
+        double_well.OBJECTIVE,
+        double_well.START,
+        double_well.HORIZON,
+        double_well.MINIMUM,
+        method,
+        tol=1e-300,
+    )
     return time.perf_counter() - began, path.J
 
 

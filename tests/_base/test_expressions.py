@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from effort import calls, watched
 from lossnav._base.expressions import FUNCTIONS, ExpressionError, check_names, parse
+from lossnav._base.symbolic import Abs
+from lossnav.problem.landscapes import Expression
 
 X, Y = sympy.symbols("x y", real=True)
 SYMBOLS = {"x": X, "y": Y}
@@ -42,7 +44,7 @@ def read_or_refuse(text):
         ("1e-3*x", X / 1000),
         ("-+-x", X),
         ("2*pi", 2 * sympy.pi),
-        ("abs(x)", sympy.Abs(X)),
+        ("abs(x)", Abs(X)),
         ("x**-2", X**-2),
         ("x**0.5", sympy.sqrt(X)),
         ("2**x", 2**X),
@@ -56,7 +58,42 @@ def test_what_is_read(text, expected):
     assert parse(text, SYMBOLS) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        ("abs(log(x))", lambda x, y: abs(np.log(x))),
+        ("abs(x - y**(1/3))", lambda x, y: abs(x - y ** (1 / 3))),
+        ("exp(abs(log(x*y)))", lambda x, y: np.exp(abs(np.log(x * y)))),
+        ("log(1e30)*x**2", lambda x, y: 30 * np.log(10) * x**2),
+        ("(1e20)**x", lambda x, y: 1e20**x),
+        (f"{'7' * 64}**.57657*1e-36*x*y", lambda x, y: float("7" * 64) ** 0.57657 * 1e-36 * x * y),
+        ("cosh(y**.57657*y)", lambda x, y: np.cosh(y**1.57657)),
+        ("sqrt(tanh(65))**(x*y)", lambda x, y: 1.0 + 0 * x),
+    ],
+)
+def test_derivatives_of_what_sympy_finds_hard(text, function):
+    """Absolute values of formulas that may be complex, and numbers of many digits."""
+    loss, at, h = Expression(text, ["x", "y"]), np.array([0.7, 1.9]), 1e-4
+    assert loss(at) == pytest.approx(function(*at), rel=1e-12)
+    for i, step in enumerate(h * np.eye(2)):
+        slope = (function(*(at + step)) - function(*(at - step))) / (2 * h)
+        assert loss.grad(at)[i] == pytest.approx(slope, rel=1e-5, abs=1e-7)
+        bend = (loss.grad(at + step) - loss.grad(at - step)) / (2 * h)
+        assert loss.hess(at)[i] == pytest.approx(bend, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["(-exp(y/y))**(log(x))", "log(sin(sin(65)*12345678901234567890)**(-y)) + x*y"]
+)
+def test_a_power_of_a_negative_number_is_nan(text):
+    loss = Expression(text, ["x", "y"])
+    assert np.isnan(loss([0.5, 1.3]))
+    assert np.isnan(loss.grad([0.5, 1.3])).any()
+
+
 REFUSED = {
+    "sin(cos(sin(cos(sin(cos(sin(cos(sin(x)))))))))": "more than 8 deep",
+    "(x + 2)**(9999999 - y)": r"exponent 1e\+07; at most 64",
     "": r"The formula is empty\.",
     "x^2": r"Write powers as \*\* instead of \^ in 'x\^2'\.",
     "x.real": r"'x.real' is not allowed in a formula\.",

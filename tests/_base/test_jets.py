@@ -74,7 +74,7 @@ def test_like_terms_are_compiled_once():
 @pytest.mark.parametrize(
     ("formula", "degree"),
     [(3, 0), (X[0] + 2, 1), (X[0] * X[1], 2), ((X[0] - 1) ** 2, 2), (X[0] * (X[1] + 1), 2),
-     (X[0] ** 3, None), (sympy.exp(X[2]), None)],
+     (X[0] ** 3, None), (sympy.exp(X[2]), None), (X[0] ** 2 + 3 * sympy.Abs(X[0] - 1), None)],
 )  # fmt: skip
 def test_the_degree_of_a_polynomial(formula, degree):
     assert Jet(array(formula), X, {}, "loss").degree == degree

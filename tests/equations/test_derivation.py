@@ -269,3 +269,19 @@ def test_work_grows_like_the_number_of_coordinates():
     # Half as much again as it takes; `sympy.simplify` in one place would double it.
     assert few < 750_000
     assert np.log(many / few) / np.log(3) < 1.5
+
+
+def test_notebooks_show_equations_and_limits():
+    """Matplotlib's own parser of TeX reads every line."""
+    equations = derive(ln.Objective(ln.DoubleWell(), gamma=0.1))
+    limits = equations.limits()
+    for shown in (equations._repr_latex_(), limits._repr_latex_()):
+        assert shown.startswith("$$\\begin{aligned}\n")
+        assert shown.endswith("\n\\end{aligned}$$")
+        for line in shown.splitlines()[1:-1]:
+            plain = line.removesuffix(" \\\\").replace("&", "")
+            MathTextParser("agg").parse(f"${plain}$")
+    assert r"\ddot{\theta}_{1}" in equations._repr_latex_()
+    assert r"\text{endless dt (Newton): } & - \frac{g}{h}" in limits._repr_latex_()
+    turning = derive(ln.Objective(ln.Quadratic([1.0, 2.0]), drift=ln.Rotation(1.0))).limits()
+    assert "The drift mixes directions" in turning._repr_latex_()

@@ -111,7 +111,7 @@ def test_derivatives_against_autodiff(name, framework):
 def test_autodiff_losses_check_their_input(wrap):
     loss = wrap(lambda x: (x**2).sum(), names=["x", "y"])
     with pytest.raises(
-        ValueError, match=r"theta has shape \(3,\); its last axis must hold 2 coord"
+        ValueError, match=r"theta has shape \(3,\), but its last axis must hold 2 coord"
     ):
         loss([1.0, 2.0, 3.0])
     with pytest.raises(TypeError, match=r"A loss must be callable, but a int was given\."):

@@ -150,12 +150,11 @@ REFUSED = {
     "eta NaN": (lambda: ln.Objective(Q, eta=np.nan), ValueError, r"eta is nan, but it must be finite\."),
     "eta text": (lambda: ln.Objective(Q, eta="fast"), TypeError, r"eta must be a real number, but a str was given\."),
     "eta missing": (lambda: ln.Objective(Q, eta=None), TypeError, r"eta must be a real number, but a NoneType was given\."),
-    "k zero": (lambda: ln.Objective(Q, k=0), ValueError, r"k is 0, but it must be greater than zero\."),
     "k infinite": (lambda: ln.Objective(Q, k=np.inf), ValueError, r"k is inf, but it must be finite\."),
     "gamma negative": (lambda: ln.Objective(Q, gamma=-0.1), ValueError, r"gamma is -0\.1, but it must be zero or more\."),
     "gamma NaN": (lambda: ln.Objective(Q, gamma=np.nan), ValueError, r"gamma is nan, but it must be finite\."),
     "gamma and discount": (lambda: ln.Objective(Q, gamma=1, discount=lambda t: 1 / (1 + t)), ValueError, r"Give gamma or discount, not both: each is the whole of D\(t\)\."),
-    "discount a number": (lambda: ln.Objective(Q, discount=0.9), TypeError, r"The discount is a float: pass a callable t -> D\(t\)\."),
+    "discount a number": (lambda: ln.Objective(Q, discount=0.9), TypeError, r"The discount is a float: pass a callable t -> D\(t\), or a formula"),
     "discount negative": (lambda: ln.Objective(Q, discount=lambda t: 1 - t).discount_at([0.0, 2.0]), ValueError, r"The discount D\(t\) must be positive and finite, but it is not at t = 2\."),
     "discount branches": (lambda: ln.Objective(Q, discount=lambda t: 1 if t < 1 else 0).discount_at(0.0), TypeError, r"The discount could not be traced .*cannot branch"),
     "loss a number": (lambda: ln.Objective(3.0), TypeError, r"The loss is a float: pass a landscape such as ln\.Quadratic\(H\), or a callable"),
@@ -194,3 +193,57 @@ def test_missing_extras_are_named(monkeypatch):
             ImportError, match=rf"needs the package {module}: pip install lossnav\["
         ):
             wrap(lambda x: x.sum())([1.0])
+
+
+def test_repr_fits_one_screen_and_shows_the_assumptions():
+    shown = repr(ln.Objective(ln.DoubleWell(), drift=ln.Rotation(2.0), eta=0.5, gamma=0.1))
+    assert shown == (
+        "Objective(DoubleWell(a=1, b=1, c=1, d=-0.5), drift=Rotation([[0.0, -2.0], [2.0, 0.0]]), "
+        "eta=0.5, k=1, gamma=0.1)"
+    )
+    shown = repr(ln.Objective(ln.Quadratic([1.0, 2.0], minimum=[0.0, 3.0]), metric=[2.0, 1.0]))
+    assert "Quadratic(H=[[1.0, 0.0], [0.0, 2.0]], minimum=[0.0, 3.0])" in shown
+    assert "metric=ConstantMetric([[2.0, 0.0], [0.0, 1.0]])" in shown
+    many = {
+        "large": ln.Objective(ln.Quadratic(np.eye(300)), metric=np.eye(300), drift=ln.Decay(0.1)),
+        "callable": ln.Objective(lambda x: x @ x, names=[f"x{i}" for i in range(300)]),
+        "text": ln.Objective(ln.Expression("x**2 + " * 40 + "y", ["x", "y"])),
+        "belief": ln.belief.adaptive(np.ones(100)),
+        "fisher": ln.belief.weight_uncertainty(ln.Quadratic(1.0)),
+        "discount": ln.Objective(ln.Himmelblau(), discount=lambda t: 1 / (1 + t)),
+        "autodiff": ln.Objective(ln.TorchLoss(lambda x: x.sum())),
+    }
+    for name, objective in many.items():
+        assert len(repr(objective)) < 400, name
+        assert " at 0x" not in repr(objective), name
+
+
+def test_notebooks_show_J_with_its_loss_metric_and_drift():
+    objective = ln.Objective(
+        ln.Expression("x**2*y", ["x", "y"]), metric=[2.0, 1.0], drift=ln.Decay(3.0), eta=0.5
+    )
+    lines = objective._repr_latex_().splitlines()
+    move = r"(\dot\theta - f)"
+    assert lines[:3] == [
+        r"$$\begin{aligned}",
+        rf"J &= \int \left[\frac{{1}}{{2\eta}} {move}^T G\,{move} + k L\right] e^{{- \gamma t}}\,dt \\",
+        r"L &= x^{2} y \\",
+    ]
+    assert r"G &= \left[\begin{matrix}2 & 0\\0 & 1\end{matrix}\right] \\" in lines
+    assert r"f &= \left[\begin{matrix}- 3 x\\- 3 y\end{matrix}\right] \\" in lines
+    assert lines[-2] == r"\eta &= 0.5,\quad k = 1,\quad \gamma = 0"
+    plain = ln.Objective(
+        ln.TorchLoss(lambda x: x.sum(), names=["x"]), discount=lambda t: 1 / (1 + t)
+    )
+    assert r"\|\dot\theta\|^2 + k L\right] \frac{1}{t + 1}\,dt" in plain._repr_latex_()
+    assert r"L &= L(\theta)" in plain._repr_latex_()
+    assert "gamma" not in plain._repr_latex_()
+    assert len(ln.Objective(ln.Quadratic(np.eye(300)))._repr_latex_()) < 400
+    assert "J &=" in ln.Objective(lambda x: x @ x)._repr_latex_()
+
+
+def test_a_torch_module_is_refused_with_what_to_write():
+    import torch
+
+    with pytest.raises(TypeError, match=r"a torch module \(Linear\).*: use ln\.TorchLoss\(fn\)"):
+        ln.Objective(torch.nn.Linear(2, 1))

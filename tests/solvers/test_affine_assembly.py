@@ -1,12 +1,11 @@
-"""J with an affine drift, assembled by its fixed part, against quadrature and against differences."""
+"""J with an affine drift, assembled by its fixed part, against quadrature and differences."""
 
 import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.problem.running_cost import dip, running_jet
-from lossnav.solvers.ritz.affine import Affine
-from lossnav.solvers.ritz.assembly import Task
+from lossnav.problem.running_cost import dips, running_jet
+from lossnav.solvers.ritz.assembly import FixedMotion, Functional
 from lossnav.solvers.ritz.ends import _rest_condition, end_at
 from lossnav.solvers.ritz.mesh import Mesh
 
@@ -22,22 +21,22 @@ def case(metric, drift, *, gamma=0.4, end=None):
     objective = ln.Objective(
         ln.Himmelblau(), metric=metric, drift=drift, eta=0.7, k=0.05, gamma=gamma
     )
-    task = Task(
+    functional = Functional(
         objective,
         np.array([0.5, -1.0]),
         end=None if end is None else end_at(objective, np.array(end)),
     )
     mesh = Mesh(np.array([0.0, 0.3, 0.9, 2.0]), 4)
     points = np.random.default_rng(5).normal(size=(len(mesh.t), 2))
-    return objective, task, mesh, points
+    return objective, functional, mesh, points
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=["euclidean", "constant"])
 @pytest.mark.parametrize("drift", DRIFTS, ids=["rotation", "decay", "affine"])
 def test_J_is_the_integral_of_the_running_cost(metric, drift):
     """Gauss points of a far higher degree, with the motion and the drift written out."""
-    objective, task, mesh, points = case(metric, drift)
-    J = float(task.on(mesh).cost(points - task.theta0, 0)[0])
+    objective, functional, mesh, points = case(metric, drift)
+    J = float(functional.on(mesh).cost(points - functional.theta0, 0)[0])
     x, weights = np.polynomial.legendre.leggauss(40)
     G = np.eye(2) if metric is None else np.array(metric)
     motion = loss = 0.0
@@ -62,10 +61,10 @@ def test_J_is_the_integral_of_the_running_cost(metric, drift):
 @pytest.mark.parametrize("end", [None, [3.0, 2.0]], ids=["finite", "endless"])
 def test_the_derivatives_are_those_of_J(metric, drift, end):
     """Central differences of the value, one point at a time; the slope by those of the slope."""
-    _, task, mesh, points = case(metric, drift, end=end)
-    whole = task.on(mesh)
-    assert isinstance(whole, Affine)
-    points = points - task.theta0
+    _, functional, mesh, points = case(metric, drift, end=end)
+    whole = functional.on(mesh)
+    assert isinstance(whole, FixedMotion)
+    points = points - functional.theta0
     _, gradient, blocks = (np.array(part) for part in whole.cost(points, 2))
     np.testing.assert_allclose(whole.cost(points, 1)[1], gradient, rtol=1e-12, atol=1e-12)
     size = points.size
@@ -88,12 +87,12 @@ def test_the_derivatives_are_those_of_J(metric, drift, end):
 @pytest.mark.parametrize("drift", DRIFTS, ids=["rotation", "decay", "affine"])
 def test_the_cost_bends_down_no_more_than_the_loss_does(drift):
     """The drift can be made up for by the velocity, so what is left is the loss."""
-    objective, task, mesh, points = case(METRICS[1], drift)
+    objective, functional, mesh, points = case(METRICS[1], drift)
     local = mesh.local(points)
     at = (mesh.reference.value @ local).reshape(-1, 2)
     pace = (mesh.reference.slope @ local / mesh.widths[:, None, None]).reshape(-1, 2)
-    found = task.on(mesh).dip(points - task.theta0)
-    assert found == pytest.approx(dip(objective, at, pace), rel=1e-9)
+    found = functional.on(mesh).dips(points - functional.theta0).max()
+    assert found == pytest.approx(dips(objective, at, pace).max(), rel=1e-9)
     assert found == pytest.approx(
         -0.05 * np.linalg.eigvalsh(objective.loss.hess(at)).min(), rel=1e-9
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossnav.solvers.chain import Band, solve_chain
+from lossnav.solvers.banded import Band, solve_elements
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 16, 17, 24])
@@ -20,7 +20,9 @@ def test_against_dense(dim, first, last):
     index = np.arange(8 * dim).reshape(8, dim)[free].ravel()
     expected = np.zeros(8 * dim)
     expected[index] = np.linalg.solve(dense[np.ix_(index, index)], side.ravel()[index])
-    assert solve_chain(blocks, side, free).ravel() == pytest.approx(expected, rel=1e-8, abs=1e-10)
+    assert solve_elements(blocks, side, free).ravel() == pytest.approx(
+        expected, rel=1e-8, abs=1e-10
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 20])
@@ -28,7 +30,7 @@ def test_an_indefinite_chain_is_refused(dim):
     blocks = np.array([np.eye(2 * dim)] * 3)
     blocks[1, 0, 0] = -5.0
     with pytest.raises(np.linalg.LinAlgError):
-        solve_chain(blocks, np.ones((4, dim)), slice(0, None))
+        solve_elements(blocks, np.ones((4, dim)), slice(0, None))
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 3), (2, 3), (9, 4), (3, 12), (4, 30)])

@@ -7,8 +7,8 @@ import pytest
 
 import lossnav as ln
 from lossnav.solvers.ritz import finite
-from lossnav.solvers.ritz.assembly import Task
-from lossnav.solvers.ritz.candidates import against, apart, contenders
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.finite import against, apart, contenders
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import PATIENCE, Minimum, minimise
 from lossnav.solvers.trajectory import Status
@@ -17,7 +17,8 @@ from lossnav.solvers.trajectory import Status
 def rough(J, shift=0.0):
     mesh = Mesh(np.array([0.0, 1.0, 2.0]), 3)
     points = np.stack([mesh.t + shift * mesh.t, mesh.t**2], axis=1)
-    return Minimum(mesh, points, J, np.zeros(2), Status.CONVERGED, 1)
+    functional = Functional(ln.Objective(ln.Quadratic([1.0, 1.0])), points[0])
+    return Minimum(functional, mesh, points, J, np.zeros(2), Status.CONVERGED, 1)
 
 
 @pytest.mark.parametrize("floor", [-5.0, 0.0, 1.5])
@@ -66,12 +67,14 @@ def test_what_another_found_path_does_is_not_worked_out_again():
 
 def test_a_hopeless_path_is_given_up_after_a_few_steps():
     objective = ln.Objective(ln.Himmelblau(), k=0.05, gamma=0.5)
-    task = Task(objective, np.array([-0.5, -1.0]))
+    functional = Functional(objective, np.array([-0.5, -1.0]))
     mesh = Mesh(np.linspace(0.0, 6.0, 9), 3)
-    still = np.tile(task.theta0, (len(mesh.t), 1))
-    whole = minimise(task, mesh, still, 100)
+    still = np.tile(functional.theta0, (len(mesh.t), 1))
+    whole = minimise(functional, mesh, still, 100)
     asked = []
-    given_up = minimise(task, mesh, still, 100, hopeless=lambda one: asked.append(one.J) or True)
+    given_up = minimise(
+        functional, mesh, still, 100, hopeless=lambda one: asked.append(one.J) or True
+    )
     assert given_up.iterations == PATIENCE < whole.iterations
     assert given_up.status is Status.ITERATIONS
     assert asked == [given_up.J]
@@ -85,8 +88,8 @@ def test_a_margin_changes_how_much_is_worked_out_and_not_what_is_best(gamma, sta
     quick = ln.solve(objective, start, method=ln.Ritz(margin=0.1), tol=1e-8)
     assert quick.J == pytest.approx(whole.J, rel=1e-8)
     np.testing.assert_allclose(quick.velocity0, whole.velocity0, rtol=1e-7)
-    # A rival is given up if it could not win were both costs a tenth off, above what no path goes below; without
-    # discount the rest at the higher minimum costs without end.
+    # A rival is given up if it could not win were both costs, above the lower bound of all paths,
+    # off by a tenth; without discount, rest at the higher minimum costs infinitely more.
     lowest = ln.DoubleWell()([1.0574537707386316, 0.0])
     kept = [
         one.J
@@ -115,3 +118,45 @@ def test_with_a_drift_too(monkeypatch):
 def test_a_margin_is_a_part(margin):
     with pytest.raises(ValueError, match=r"margin is .* it must be from 0 to 1"):
         ln.Ritz(margin=margin)
+
+
+def test_where_circling_costs_less_than_rest_no_path_is_best():
+    """A ring of low loss in a rotation: with the drift, one goes round it for nothing but its loss."""
+    r2 = "(x**2 + y**2)"
+    loss = ln.Expression(f"0.5 + 0.1*{r2} - 0.0318*{r2}**2 + 0.0018*{r2}**3", ["x", "y"])
+    assert loss([3.0, 0.0]) < 0.2 < 0.5 == loss([0.0, 0.0])
+    turning = ln.Objective(loss, drift=ln.Rotation(1.0))
+    with pytest.raises(ValueError, match=r"going round .* costs .* less than the 0\.5 of the best"):
+        ln.solve(turning, [0.5, 0.0])
+    # The longer the path, the less it costs beyond rest: there is no least.
+    beyond = [
+        ln.solve(turning, [0.5, 0.0], horizon=T, end=[0.5, 0.0]).J - 0.5 * T for T in (30.0, 60.0)
+    ]
+    assert beyond[1] < beyond[0] - 5
+    assert ln.solve(ln.Objective(loss, drift=ln.Rotation(1.0), gamma=0.5), [0.5, 0.0]).status.ok
+    assert ln.solve(ln.Objective(loss, drift=ln.Decay(1.0)), [0.5, 0.0]).status.ok  # a gradient
+
+
+def test_a_narrow_well_in_four_dimensions_is_found():
+    """Its slope vanishes a few widths away, so a descent must start within."""
+    names = ["x0", "x1", "x2", "x3"]
+    well = "-6*exp(-((x0-3)**2 + (x1-0.5)**2 + (x2+0.5)**2 + (x3-1)**2))"
+    loss = ln.Expression(f"{well} + 0.2*(x0**2+x1**2+x2**2+x3**2)", names)
+    path = ln.solve(ln.Objective(loss, gamma=0.05), [0.3] * 4)
+    assert path.end == pytest.approx([2.9, 0.48, -0.48, 0.97], abs=0.01)
+    assert path.J < -70
+
+
+def test_many_weak_couplings_do_not_hide_that_all_go_together():
+    """A chain of double wells: together they cost what one does, times their number."""
+    dim = 12
+    names = [f"x{i}" for i in range(dim)]
+    loss = ln.Function(
+        lambda x: np.sum((x**2 - 1) ** 2) / 4 + np.sum((x[1:] - x[:-1]) ** 2) / 2, names=names
+    )
+    path = ln.solve(ln.Objective(loss), [-1.0] * dim, 24.0, [1.0] * dim)
+    one = ln.solve(ln.Objective(ln.Expression("(x**2-1)**2/4", ["x"])), [-1.0], 24.0, [1.0])
+    assert path.status.ok
+    assert one.status.ok
+    assert path.J == pytest.approx(dim * one.J, rel=1e-9)
+    assert one.J == pytest.approx(2 * np.sqrt(2) / 3, rel=1e-9)  # the kink's closed form

@@ -1,4 +1,4 @@
-"""The derived equations as a boundary-value problem, against exact paths and against a minimised J."""
+"""The derived equations as a boundary-value problem, against exact paths and a minimised J."""
 
 import numpy as np
 import pytest
@@ -119,11 +119,15 @@ def test_standing_on_a_maximum_is_not_taken_for_a_minimum():
 @pytest.mark.parametrize(
     ("objective", "keywords", "message"),
     [
-        (ln.Objective(ln.DoubleWell()), {"end": [0.2, 0.3]}, "No point of rest|cannot come to rest"),
+        (
+            ln.Objective(ln.DoubleWell()),
+            {"end": [0.2, 0.3]},
+            "No point of rest|cannot come to rest",
+        ),
         (ln.Objective(ln.DoubleWell(), discount=lambda t: 1 / (1 + t)), {}, "pass horizon=T"),
         (ln.Objective(ln.Quadratic([-1.0, 1.0])), {}, "pass horizon=T|unbounded"),
     ],
-)  # fmt: skip
+)
 def test_ends_that_cannot_be(objective, keywords, message):
     with pytest.raises(ValueError, match=message):
         ln.solve(objective, [1.2, 0.6], method=ln.Collocation(), **keywords)

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import expm, sqrtm
 
-from lossnav.solvers.curvature import Dense, Diagonal, Lanczos, decay_rate, step_gain, velocity_gain
+from lossnav.solvers.curvature import (
+    Dense,
+    Diagonal,
+    Lanczos,
+    decay_rate,
+    phi,
+    step_gain,
+    velocity_gain,
+)
 
 positive = st.floats(1e-6, 1e6)
 
@@ -30,8 +38,15 @@ def test_gains_keep_their_digits(h, eta, k, gamma, dt):
     assert step_gain(array, dt=dt, **c)[0] == pytest.approx(step, rel=1e-13)
 
 
+@given(z=st.floats(-30, 1e9))
+def test_phi_keeps_its_digits(z):
+    with mpmath.workdps(60):
+        exact = float(-mpmath.expm1(-mpmath.mpf(z)) / z) if z else 1.0
+    assert phi(np.array([z]))[0] == pytest.approx(exact, rel=1e-14)
+
+
 def test_limits():
-    """gamma large: gradient descent; gamma zero: ballistic; dt infinite: Newton; h zero: the slope alone."""
+    """Large gamma: gradient descent; no gamma: ballistic; infinite dt: Newton; h = 0: the slope."""
     h = np.array([0.25, 4.0])
     assert velocity_gain(h, eta=0.5, k=2.0, gamma=1e9) == pytest.approx(1.0 / 1e9)
     assert velocity_gain(h, eta=0.5, k=2.0, gamma=0.0) == pytest.approx([2.0, 0.5])

@@ -106,12 +106,15 @@ def test_k_step_minimum(rule, end):
     [
         (None, ln.Rosenbrock(5)),
         (np.diag([1.0, 2.0, 3.0, 4.0, 5.0]) + 0.3, ln.Rosenbrock(5)),
-        (None, ln.Function(lambda x: np.sum(x) ** 2 + np.sum(x[:2] ** 4 - x[:2] ** 2), list("abcde"))),
+        (
+            None,
+            ln.Function(lambda x: np.sum(x) ** 2 + np.sum(x[:2] ** 4 - x[:2] ** 2), list("abcde")),
+        ),
         (None, ln.Quadratic(np.arange(25).reshape(5, 5) @ np.arange(25).reshape(5, 5).T / 500)),
     ],
-)  # fmt: skip
+)
 def test_plain_motion_takes_a_shorter_way_to_the_same_minimum(metric, loss, rule, end):
-    """Against the general way, to which a drift of zero leads; fewer points than coordinates too."""
+    """Against the general way, by a drift of zero; fewer points than coordinates, too."""
     start = np.linspace(-1, 1, 5)
     for steps in (3, 12):
         short = ln.Objective(loss, metric, eta=0.3, k=0.7, gamma=0.5)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from lossnav.solvers.riccati.algebraic import stabilising
-from lossnav.solvers.riccati.feedback import Feedback
+from lossnav.solvers.riccati.feedback import Feedback, stabilising
 
 TIMES = np.array([0.0, 1e-9, 1e-3, 0.5, 4.0, 60.0])
 
@@ -16,9 +15,16 @@ TIMES = np.array([0.0, 1e-9, 1e-3, 0.5, 4.0, 60.0])
 def policy(K, d):
     dim = len(d)
     return Feedback(
-        K=np.array(K), d=np.array(d), P=np.zeros((dim, dim)), s=np.zeros(dim), const=0.0, rest=0.0,
-        center=np.zeros(dim), end=None, error=0.0,
-    )  # fmt: skip
+        K=np.array(K),
+        d=np.array(d),
+        P=np.zeros((dim, dim)),
+        s=np.zeros(dim),
+        const=0.0,
+        rest=0.0,
+        center=np.zeros(dim),
+        end=None,
+        error=0.0,
+    )
 
 
 def exact(K, velocity, t):
@@ -94,7 +100,26 @@ def test_the_quick_riccati_solution_is_scipys(seed):
 
 
 def test_a_flow_on_the_verge_is_left_to_the_careful_solver():
-    """A rotation whose curvature bends down as far as it may: no decaying solution is told apart."""
+    """A rotation without curvature, or with a negative one: no solution decays."""
     A = np.array([[0.0, 1.0], [-1.0, 0.0]])
     assert stabilising(A, np.zeros((2, 2))) is None
     assert stabilising(A, -0.5 * np.eye(2)) is None
+
+
+@pytest.mark.parametrize("dim", [2, 9, 20])
+def test_the_sign_of_the_hamiltonian_matrix_replaces_an_order_that_fails(dim, monkeypatch):
+    """Where SciPy cannot order the eigenvalues, the same P; checked by the equation itself."""
+
+    def unordered(*_):
+        raise ValueError("Reordering of (A, B) failed because the transformed matrix pair ...")
+
+    monkeypatch.setattr(linalg, "solve_continuous_are", unordered)
+    rng = np.random.default_rng(dim)
+    A, B = rng.normal(size=(2, dim, dim))
+    H = B @ B.T
+    P, error = stabilising(A, H)
+    assert error < 1e-10
+    assert A.T @ P + P @ A - P @ P + H == pytest.approx(0.0, abs=1e-11 * np.abs(H).max() * dim)
+    assert np.linalg.eigvals(A - P).real.max() < 0
+    centre = np.array([[0.0, 1.0], [-1.0, 0.0]])  # eigenvalues on the imaginary axis
+    assert stabilising(centre, np.zeros((2, 2))) is None

@@ -1,4 +1,4 @@
-"""Take a step, look again, plan again: exact where it should be, and at a measured order elsewhere."""
+"""Plan, take a step, plan again: exact where it should be, at a measured order elsewhere."""
 
 from dataclasses import replace
 
@@ -19,9 +19,12 @@ TRUE = {"model": "loss", "end": MINIMUM, "method": ln.Collocation(), "tol": 1e-9
         {"gamma": 1.0},
         {"gamma": 0.0},
         {"drift": ln.Rotation(3.0), "gamma": 0.5},
-        {"drift": ln.LinearDrift([[0.3, -1.0], [0.5, -0.2]], [0.4, 0.1]), "metric": [[2.0, 0.3], [0.3, 1.0]]},
+        {
+            "drift": ln.LinearDrift([[0.3, -1.0], [0.5, -0.2]], [0.4, 0.1]),
+            "metric": [[2.0, 0.3], [0.3, 1.0]],
+        },
     ],
-)  # fmt: skip
+)
 def test_quadratic_losses_are_exact_at_any_step(inputs, dt):
     """Re-planning changes nothing when the local picture is the whole truth."""
     loss = ln.Quadratic([[2.0, 0.5], [0.5, 1.0]], minimum=[0.3, 0.2])
@@ -109,7 +112,7 @@ def test_a_drift_that_asks_for_more_than_the_bound():
     objective = ln.Objective(ln.Quadratic([-0.2, 1.0]), drift=ln.LinearDrift([2.0, 0.0]), gamma=1.0)
     with pytest.raises(ValueError, match="unbounded"):
         ln.solve(objective, [1.0, 1.0])
-    # A plan then has a tenth of the largest curvature in place of the lowest, and the slope that there is.
+    # A plan then has a tenth of the largest curvature instead of the lowest, and the same slope.
     gone = ln.navigate(objective, [1.0, 1.0], 0.1, 5)
     plan = replace(objective, loss=ln.Quadratic([0.1, 1.0], minimum=[3.0, 0.0]))
     assert plan.loss.grad([1.0, 1.0]) == pytest.approx(objective.loss.grad([1.0, 1.0]))
@@ -159,5 +162,5 @@ def test_bad_input(arguments, keywords, message):
     with pytest.raises(ValueError, match="discount exp"):
         ln.navigate(ln.Objective(ln.DoubleWell(), discount=lambda t: 1 / (1 + t)), START, 0.1, 1)
     gone = ln.navigate(WELL, START, 0.1, 1)
-    with pytest.raises(ValueError, match=r"The path ends at 0.1; t is 1"):
+    with pytest.raises(ValueError, match=r"The path ends at the horizon 0.1; t is 1"):
         gone.at(1.0)

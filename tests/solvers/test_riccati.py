@@ -247,7 +247,8 @@ def test_unbounded_cost_with_drift_names_a_discount_that_does():
 def test_conjugate_time_of_a_maximum():
     """On L = -x^2/2 a free end is optimal up to pi/2 and a fixed one up to pi.
 
-    Paths are cos t + v sin t, and by parts J is half the change of x x': -tan(T)/2 free, and -tan(T/2) from 1 to 1.
+    Paths are cos t + v sin t, and by parts J is half the change of x x': -tan(T)/2 free, and
+    -tan(T/2) from 1 to 1.
     """
     objective = ln.Objective(ln.Quadratic(-1.0))
     for end, limit in ((None, math.pi / 2), ([1.0], math.pi)):
@@ -267,7 +268,7 @@ def test_a_slope_without_curvature_or_discount_is_refused():
 
 
 def test_rest_cost_when_nothing_is_discounted():
-    """With a drift and gamma = 0 every path costs without end; J is what exceeds the resting cost."""
+    """With a drift and gamma = 0 every path costs infinitely much; J is what exceeds rest."""
     objective = ln.Objective(ln.Quadratic(4.0, minimum=[1.0]), drift=ln.Decay(0.5))
     path = ln.solve(objective, [3.0])
     assert path.rest == pytest.approx(

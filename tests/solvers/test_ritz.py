@@ -9,9 +9,8 @@ import sympy
 
 import lossnav as ln
 from lossnav.problem.belief import adaptive, weight_uncertainty
-from lossnav.solvers.ritz.assembly import Task
-from lossnav.solvers.ritz.ends import end_at, minima, quadratic_around
-from lossnav.solvers.ritz.finite import rate
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.ends import end_at, minima, quadratic_around, rate
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import minimise
 from test_riccati import random_objective
@@ -124,9 +123,14 @@ def test_every_kind_of_problem_obeys_its_equations(loss, drift, metric, gamma):
     force = _acceleration(objective)
     T = min(2.0 / rate(objective, np.array(start)), path.t[-1])
     flow = solve_ivp(
-        lambda t, y: [*y[2:], *force(*y)], (0, T), [*start, *path.velocity0],
-        rtol=1e-11, atol=1e-12, t_eval=np.linspace(0, T, 9), method="DOP853",
-    )  # fmt: skip
+        lambda t, y: [*y[2:], *force(*y)],
+        (0, T),
+        [*start, *path.velocity0],
+        rtol=1e-11,
+        atol=1e-12,
+        t_eval=np.linspace(0, T, 9),
+        method="DOP853",
+    )
     scale = np.abs(flow.y[:2]).max()
     assert flow.y[:2].T == pytest.approx(path.at(flow.t), abs=1e-6 * scale)
 
@@ -263,7 +267,7 @@ def test_the_picture_around_an_end_is_its_second_order():
     objective = ln.Objective(
         ln.DoubleWell(), metric=METRICS["curved"], drift=DRIFTS["curved"], gamma=0.4
     )
-    end = end_at(objective, minima(objective, np.array([0.5, 0.5]))[0])
+    end = end_at(objective, minima(objective.loss.jet, np.array([0.5, 0.5]))[0])
     form = quadratic_around(objective, end.theta)
     rng = np.random.default_rng(0)
     x, v = rng.normal(size=(2, 2))
@@ -298,8 +302,8 @@ def test_interrupt_returns_the_best_path_so_far(monkeypatch):
             raise KeyboardInterrupt
         return original(*args, **kwargs)
 
-    original = newton.newton_step
-    monkeypatch.setattr(newton, "newton_step", interrupted)
+    original = newton.solve_elements
+    monkeypatch.setattr(newton, "solve_elements", interrupted)
     path = ln.solve(ln.Objective(ln.Rosenbrock(2)), [-1.2, 1.0], 2.0, (1.0, 1.0))
     assert path.status is ln.Status.INTERRUPTED
     assert np.isfinite(path.theta).all()
@@ -309,14 +313,24 @@ def test_interrupt_returns_the_best_path_so_far(monkeypatch):
     ("call", "message"),
     [
         (lambda: ln.Ritz(degree=1), "degree is 1"),
-        (lambda: ln.solve(ln.Objective(ln.DoubleWell()), [0.0, 0.0], end=[1.0, 0.0]), "needs a finite horizon"),
-        (lambda: ln.solve(ln.Objective(ln.Expression("x**3 + x", ["x"])), [1.0]), "No end for an endless path"),
         (
-            lambda: ln.solve(ln.Objective(ln.DoubleWell(), metric=lambda x: [[x[0], 0], [0, 1]]), [-1.0, 0.0], 1.0),
+            lambda: ln.solve(ln.Objective(ln.DoubleWell()), [0.0, 0.0], end=[1.0, 0.0]),
+            "needs a finite horizon",
+        ),
+        (
+            lambda: ln.solve(ln.Objective(ln.Expression("x**3 + x", ["x"])), [1.0]),
+            "No end for an endless path",
+        ),
+        (
+            lambda: ln.solve(
+                ln.Objective(ln.DoubleWell(), metric=lambda x: [[x[0], 0], [0, 1]]),
+                [-1.0, 0.0],
+                1.0,
+            ),
             "metric is not positive definite at",
         ),
     ],
-)  # fmt: skip
+)
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -345,10 +359,10 @@ def test_hardly_any_discount_is_like_none(gamma):
 def test_a_lifted_step_is_never_the_last():
     """However loose the accuracy: a step with a lifted Hessian says little about what is left."""
     objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
-    task = Task(objective, np.array([-0.6, 0.55]), stop=np.array(FIG1_END))
+    functional = Functional(objective, np.array([-0.6, 0.55]), stop=np.array(FIG1_END))
     mesh = Mesh(np.linspace(0, 4, 8), 3)
-    line = np.linspace(task.theta0, task.stop, len(mesh.t))
-    found = minimise(task, mesh, line, iterations=50, accuracy=10.0)
+    line = np.linspace(functional.theta0, functional.stop, len(mesh.t))
+    found = minimise(functional, mesh, line, iterations=50, accuracy=10.0)
     assert found.status is ln.Status.CONVERGED
     assert found.iterations > 1
 
@@ -371,7 +385,7 @@ def test_a_path_that_discount_decides_goes_on_for_as_long_as_it_is_asked():
 
 
 def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatch):
-    monkeypatch.setattr("lossnav.solvers.ritz.discounted._Pieces.most", 3)
+    monkeypatch.setattr("lossnav.solvers.ritz.windows._MOST", 3)
     path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
     with pytest.raises(ValueError, match="ask for times up to"):
         path.at(1e5)
@@ -380,7 +394,7 @@ def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatc
 @pytest.mark.parametrize("gamma", [0.0, 0.3])
 @pytest.mark.parametrize("aside", [0.0, 2e-16, 1e-13, 1e-10, 1e-7])
 def test_a_start_at_a_narrow_minimum_is_solved(gamma, aside):
-    """J against the Riccati equation of the curvature there, to what rounding of the start leaves."""
+    """J against the Riccati equation of the curvature there, but for rounding of the start."""
     start = np.array([1.0 - aside, 1.0])
     path = ln.solve(ln.Objective(ln.Rosenbrock(), gamma=gamma), start, tol=1e-6)
     assert path.status is ln.Status.CONVERGED
@@ -402,7 +416,7 @@ SHIFTED = {
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
 @pytest.mark.parametrize("aside", [2.0**-20, 0.125])
 def test_a_path_is_as_good_far_from_the_origin(loss, turning, gamma, aside):
-    """Moved by a power of two, the problem is the same: J and the velocity agree to the stated errors."""
+    """Moved by a power of two, J and the velocity agree to the stated errors."""
 
     def moved(by):
         landscape = ln.Function(lambda x: SHIFTED[loss](x[0] - by, x[1] - by), ["a", "b"])
@@ -442,3 +456,45 @@ def test_a_start_at_rest_stays_or_leaves_for_good(gamma, theta):
     assert path.status.ok
     assert len(path.t) < 1000
     assert path.J < staying - 1 if leaves else abs(path.J - staying) < 1e-8
+
+
+FADING = {
+    "plain": {},
+    "metric": {"metric": lambda x: [[np.exp(0.4 * np.sin(x[0]))]]},
+    "drift": {"drift": lambda x: [0.5 * np.sin(x[0])]},
+}
+
+
+@pytest.mark.parametrize("end", [None, [-1.0]])
+@pytest.mark.parametrize("kind", FADING)
+def test_discount_that_hides_the_end_of_a_long_horizon(kind, end):
+    """The start is that of the endless path; the last stretch that of a short problem before it."""
+    loss = ln.Expression("x**2/2 + x**4/10", ["x"])
+    objective = ln.Objective(loss, gamma=9.0, **FADING[kind])
+    long = ln.solve(objective, [1.0], horizon=14.0, end=end)
+    endless = ln.solve(objective, [1.0])
+    assert long.status.ok
+    assert long.J == pytest.approx(endless.J, rel=1e-9)
+    assert long.velocity0 == pytest.approx(endless.velocity0, rel=1e-8)
+    assert (np.diff(long.t) > 0).all()
+    assert len(long.t) == len(long.theta) == len(long.kinetic) == len(long.potential)
+    for start in (3.0, 12.0, 13.0):  # a direct sum over a time in which all weights count
+        stop = long.at(start + 1.0)
+        part = ln.solve(
+            objective, long.at(start), horizon=1.0, end=stop, method=ln.Direct(steps=1000)
+        )
+        t = np.array([0.1, 0.5, 0.9])
+        assert long.at(start + t) == pytest.approx(part.at(t), abs=2e-6)
+    if end is None:  # free: it ends with the velocity of the drift
+        rest = objective.drift_at(long.theta[-1])
+        assert (long.at(14.0) - long.at(14.0 - 1e-6)) / 1e-6 == pytest.approx(rest, abs=1e-4)
+
+
+def test_a_path_rests_where_rest_costs_least_not_where_the_loss_is_low():
+    """A drift away from the minimum: the cost of rest is f^2/2 + k L, minimised by hand."""
+    objective = ln.Objective(ln.Expression("0.1*x**2", ["x"]), drift=lambda x: [1 - x[0] ** 2])
+    path = ln.solve(objective, [0.5])
+    assert path.end == pytest.approx([np.sqrt(0.9)])  # of (1 - x^2)^2/2 + x^2/10
+    assert path.rest == pytest.approx(0.095)
+    far = ln.solve(objective, [0.5], horizon=12.0, end=path.end)
+    assert far.J - 12 * path.rest == pytest.approx(path.J, abs=1e-7)

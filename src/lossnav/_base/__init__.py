@@ -1,1 +1,1 @@
-"""What any layer may use: checks of values, files, formulas and their derivatives."""
+"""Shared by all layers: checks of values, atomic files, formulas and their derivatives."""

@@ -1,4 +1,4 @@
-"""Values are checked once, where they enter; each refusal is one sentence that says what to do."""
+"""Checks of values where they enter; each error is one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def non_negative(name: str, value: Any) -> float:
 
 
 def finite_array(name: str, value: ArrayLike, *, ndim: int | None = None) -> FloatArray:
-    """A float64 array without NaN or infinity, copied so that the caller's may change."""
+    """A float64 array without NaN or infinity, copied."""
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -66,6 +66,17 @@ def point(name: str, value: ArrayLike, dim: int | None = None) -> FloatArray:
     return result
 
 
+def points(theta: ArrayLike, dim: int | None = None) -> FloatArray:
+    """Points ``(..., dim)``; NaN and infinity are allowed."""
+    result = np.asarray(theta, dtype=np.float64)
+    if result.ndim == 0 or result.shape[-1] == 0 or dim not in (None, result.shape[-1]):
+        wanted = "the" if dim is None else dim
+        raise ValueError(
+            f"theta has shape {result.shape}, but its last axis must hold {wanted} coordinates."
+        )
+    return result
+
+
 def square(name: str, value: ArrayLike, dim: int | None = None) -> FloatArray:
     """A square matrix; a number is 1 x 1 and a vector is the diagonal."""
     result = finite_array(name, value)
@@ -74,9 +85,8 @@ def square(name: str, value: ArrayLike, dim: int | None = None) -> FloatArray:
     if result.ndim != 2 or result.shape[0] != result.shape[1] or result.size == 0:
         raise ValueError(f"{name} has shape {result.shape}, but it must be a square matrix.")
     if dim is not None and result.shape[0] != dim:
-        raise ValueError(
-            f"{name} is {result.shape[0]} x {result.shape[0]}, but the problem has {dim} coordinates."
-        )
+        size = f"{result.shape[0]} x {result.shape[0]}"
+        raise ValueError(f"{name} is {size}, but the problem has {dim} coordinates.")
     return result
 
 
@@ -103,29 +113,45 @@ def positive_definite(name: str, value: ArrayLike, dim: int | None = None) -> Fl
     return result
 
 
+def suggestion(name: Any, known: Iterable[str]) -> str:
+    """The known name closest to ``name``, or all of them, as the end of an error message.
+
+    Examples:
+        >>> suggestion("gama", ["eta", "gamma"]), suggestion("x", ["eta", "gamma"])
+        ("did you mean 'gamma'?", 'known: eta, gamma.')
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."
+
+
 def choice(kind: str, name: str, known: Iterable[str]) -> str:
-    """``name`` if it is one of ``known``; otherwise an error that suggests the nearest."""
+    """``name`` if it is one of ``known``; otherwise an error that suggests the closest."""
     names = sorted(known)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(names)}."
-    raise ValueError(f"There is no {kind} named {name!r}. {hint}")
+    hint = suggestion(name, names)
+    raise ValueError(f"There is no {kind} named {name!r}. {hint[0].upper()}{hint[1:]}")
 
 
 def share(name: str, value: Any) -> float:
     """A number from zero to one."""
-    number = non_negative(name, value)
-    if number > 1:
-        raise ValueError(f"{name} is {number:.6g}, but it is a share: at most one.")
-    return number
+    result = non_negative(name, value)
+    if result > 1:
+        raise ValueError(f"{name} is {result:.6g}, but it is a share: at most one.")
+    return result
 
 
 def fraction(name: str, value: Any) -> float:
     """A number from zero to below one."""
-    number = non_negative(name, value)
-    if number >= 1:
+    result = non_negative(name, value)
+    if result >= 1:
         raise ValueError(
-            f"{name} is {number:.6g}, but it must be below one: at one nothing is learnt."
+            f"{name} is {result:.6g}, but it must be below one: at one nothing is learnt."
         )
-    return number
+    return result
+
+
+def brief(array: FloatArray) -> str:
+    """An array in a repr: its entries if they are few, else its shape."""
+    return f"{array.tolist()}" if array.size <= 9 else f"<array of shape {array.shape}>"

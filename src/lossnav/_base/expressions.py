@@ -1,9 +1,9 @@
 """Text to SymPy through a whitelist of syntax, for formulas from files, the shell or a page.
 
-Python's own parser makes the tree, and nothing of it is ever evaluated as Python: each node is
-either one of the few kinds below or an error. Two numbers are followed beside the symbols, the
-value of a constant term and the product of the powers in a term, so that ``9**9**9**9``,
-``((9*x)**64)**64`` or ``(1.0000001**64)**64`` are refused before anyone tries to compute them.
+Python's own parser makes the tree, but nothing is evaluated as Python: each node is one of the few
+kinds below or an error. Beside the symbols, two numbers are tracked, the value of a constant term
+and the product of the powers in a term, so that ``9**9**9**9``, ``((9*x)**64)**64`` or
+``(1.0000001**64)**64`` are refused before they are computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ast
 import itertools
 import keyword
 import math
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,33 +24,26 @@ MAX_LENGTH = 2000
 MAX_NODES = 500
 MAX_PARTS = 2000
 MAX_DEPTH = 50
+MAX_NESTED = 8
 MAX_POWER = 64
 MAX_DEGREE = 256
 MAX_NUMBER = 1e100
 MAX_VARIABLES = 64
+MAX_EXACT = 10**15
+MAX_ROOT = 1000
 
+_TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")
 FUNCTIONS: dict[str, Callable[..., float]] = {
-    "exp": math.exp,
-    "log": math.log,
-    "sqrt": math.sqrt,
-    "sin": math.sin,
-    "cos": math.cos,
-    "tan": math.tan,
-    "asin": math.asin,
-    "acos": math.acos,
-    "atan": math.atan,
-    "sinh": math.sinh,
-    "cosh": math.cosh,
-    "tanh": math.tanh,
     "abs": abs,
+    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", *_TRIGONOMETRIC)},
 }
 CONSTANTS = {"pi": math.pi}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.Pow: lambda a, b: a**b,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
 }
 
 
@@ -73,12 +67,10 @@ def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
         >>> import sympy
         >>> parse("(x**2 - 1)**2 - x/2", {"x": sympy.Symbol("x")})
         -x/2 + (x**2 - 1)**2
-        >>> parse("9**9**9", {})
-        Traceback (most recent call last):
-        ...
-        lossnav._base.expressions.ExpressionError: The power in '9**9**9' has exponent 3.87e+08; at most 64 is allowed.
     """
     import sympy
+
+    from lossnav._base.symbolic import real
 
     if not isinstance(text, str):
         raise ExpressionError(f"A formula must be text, but a {type(text).__name__} was given.")
@@ -86,6 +78,11 @@ def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
     tree = _tree(text)
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise ExpressionError(f"The formula has more than {MAX_NODES} parts: split it up.")
+    if _nested(tree) > MAX_NESTED:
+        raise ExpressionError(
+            f"The formula nests functions more than {MAX_NESTED} deep, and its derivatives would "
+            "have thousands of terms: write it more simply."
+        )
     try:
         expr = _visit(tree.body, text, symbols, 0).expr
         if expr.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, sympy.I):
@@ -93,12 +90,19 @@ def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
                 f"The formula {_clip(text)} is not a finite real number anywhere."
             )
         _check_sizes(expr, text)
+        expr = real(expr)
     except (ArithmeticError, AttributeError, RecursionError, TypeError) as error:
         raise ExpressionError(
-            f"The formula {_clip(text)} could not be worked out ({type(error).__name__}): write it "
+            f"The formula {_clip(text)} could not be evaluated ({type(error).__name__}): write it "
             "more simply."
         ) from None
     return expr
+
+
+def _nested(node: ast.AST) -> int:
+    """How deep functions of functions go."""
+    inner = max(map(_nested, ast.iter_child_nodes(node)), default=0)
+    return inner + isinstance(node, ast.Call)
 
 
 def _check_sizes(expr: sympy.Expr, text: str) -> None:
@@ -219,6 +223,7 @@ def _combine(
         degree = left.degree + right.degree
     elif isinstance(node.op, ast.Pow):
         degree = _power(left, right, node, text)
+        left, right = _short(left), _short(right, MAX_ROOT)
     value = None
     if left.value is not None and right.value is not None:
         value = _finite(lambda: operate(left.value, right.value), node, text)
@@ -231,15 +236,18 @@ def _power(left: _Term, right: _Term, node: ast.expr, text: str) -> float:
     """The degree of ``left ** right``, if it may be computed."""
     import sympy
 
-    if right.value is None:
+    constant = right.value
+    if constant is None:
         if left.expr == sympy.E:
             _check_logarithms(right.expr, node, text)
-        return left.degree + right.degree
-    if abs(right.value) > MAX_POWER:
+        constant = float(right.expr.as_coeff_Add()[0])  # SymPy splits x**(9 - y) into two powers
+    if abs(constant) > MAX_POWER:
         raise ExpressionError(
-            f"The power in {_part(node, text)} has exponent {right.value:.3g}; at most "
-            f"{MAX_POWER} is allowed."
+            f"The power in {_part(node, text)} has exponent {constant:.3g}; at most {MAX_POWER} is "
+            "allowed."
         )
+    if right.value is None:
+        return left.degree + right.degree
     degree = left.degree * max(abs(right.value), 1)
     if degree > MAX_DEGREE:
         raise ExpressionError(
@@ -252,20 +260,32 @@ def _power(left: _Term, right: _Term, node: ast.expr, text: str) -> float:
 def _apply(name: str, argument: _Term, node: ast.expr, text: str) -> _Term:
     import sympy
 
-    value = None
+    from lossnav._base.symbolic import Abs
+
+    argument, value = _short(argument), None
     if argument.value is not None:
         value = _finite(lambda: FUNCTIONS[name](argument.value), node, text)
     elif name == "exp":
         _check_logarithms(argument.expr, node, text)
-    function = sympy.Abs if name == "abs" else getattr(sympy, name)
+    function = Abs if name == "abs" else getattr(sympy, name)
     # SymPy rewrites tan(asin(z)) with z twice, so a nest of these doubles at every level.
     parts = itertools.islice(sympy.preorder_traversal(argument.expr), MAX_PARTS + 1)
     if sum(1 for _ in parts) > MAX_PARTS:
         raise ExpressionError(
-            f"{_part(node, text)} grows to more than {MAX_PARTS} parts when worked out: write it "
+            f"{_part(node, text)} grows to more than {MAX_PARTS} parts when evaluated: write it "
             "more simply."
         )
     return _checked(_Term(function(argument.expr), value, argument.degree), node, text)
+
+
+def _short(term: _Term, most: int = MAX_EXACT) -> _Term:
+    """A constant of many digits as a float: SymPy would try to factor it or its roots."""
+    import sympy
+
+    digits = [max(abs(n.p), n.q) for n in term.expr.atoms(sympy.Rational)]
+    if term.value is None or max(digits, default=0) < most:
+        return term
+    return term._replace(expr=sympy.Float(term.value, 17))
 
 
 def _check_logarithms(exponent: sympy.Expr, node: ast.expr, text: str) -> None:
@@ -283,11 +303,15 @@ def _check_logarithms(exponent: sympy.Expr, node: ast.expr, text: str) -> None:
 
 def _checked(term: _Term, node: ast.expr, text: str) -> _Term:
     """Give a value to terms whose variables cancelled, as in (x + 9) - x."""
+    import sympy
+
     if term.value is None and not term.expr.free_symbols:
         value = complex(term.expr.evalf(15))
         return term._replace(
             value=_finite(lambda: value.real if not value.imag else value, node, text)
         )
+    if term.value and term.value == round(term.value) and not term.expr.is_Rational:
+        return term._replace(expr=sympy.Integer(round(term.value)))  # such as tanh(65)
     if term.value == 0 and term.expr != 0 and term.expr.is_Number:
         return term._replace(value=_finite(lambda: math.nan, node, text))
     return term

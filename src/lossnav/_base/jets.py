@@ -1,4 +1,4 @@
-"""Arrays of formulas with their first and second derivatives, compiled once and run on many points."""
+"""Arrays of formulas with first and second derivatives, compiled once and run on many points."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import sympy
 from scipy import sparse
-from sympy.printing.numpy import NumPyPrinter
 
 from lossnav._base.checks import FloatArray
-from lossnav._base.symbolic import exact
-from lossnav._base.templates import Monomial, Template, sort_terms
-
-_PRINTED = {
-    "fully_qualified_modules": False,
-    "inline": True,
-    "allow_unknown_functions": True,
-    "order": "none",
-}
+from lossnav._base.symbolic import compiled, exact
+from lossnav._base.templates import Monomial, Template, sort_terms, without_kinks
 
 Key = tuple[int, ...]
 """An entry of the array, then the coordinates, in order, that it is differentiated by."""
@@ -34,7 +26,7 @@ class Jet:
         entries: Object array of SymPy expressions, of any shape.
         symbols: The D coordinates.
         values: Numbers for the named constants in ``entries``, by name.
-        what: What it is, for error messages.
+        what: Its name in error messages.
     """
 
     def __init__(
@@ -49,9 +41,14 @@ class Jet:
         self._programs: dict[int, _Program] = {}
 
     @cached_property
+    def constants(self) -> set[sympy.Symbol]:
+        """The named constants in the formulas."""
+        free = set().union(*(e.free_symbols for e in self.entries.ravel()))
+        return free - set(self.symbols)
+
+    @cached_property
     def _terms(self) -> tuple[list[Template], list[Monomial]]:
-        flat = self.entries.ravel()
-        free = set().union(*(e.free_symbols for e in flat)) - set(self.symbols)
+        flat, free = self.entries.ravel(), self.constants
         unknown = sorted(s.name for s in free if s.name not in self.values)
         if unknown:
             raise ValueError(
@@ -62,10 +59,12 @@ class Jet:
 
     @property
     def degree(self) -> int | None:
-        """0, 1 or 2 for polynomials of that degree at most, as they are written; None for all else."""
+        """0, 1 or 2 for polynomials of at most that degree, as written; None otherwise."""
         shapes, simple = self._terms
         degree = max((len(term.places) for term in simple), default=0)
         for shape in shapes:
+            if not shape.formula.is_polynomial(*shape.slots):  # a kink has no curvature either
+                return None
             for slots, formula in shape.derivatives.items():
                 if len(slots) == 2:
                     degree = 2
@@ -88,7 +87,7 @@ class Jet:
 
     @cached_property
     def steady(self) -> FloatArray:
-        """The entries `bends` that are the same everywhere; NaN for the others."""
+        """The constant entries of `bends`; NaN for the others."""
         program = self._program(2)
         return np.where(program.varies, np.nan, program.numbers[:, 0])[program.start[2] :]
 
@@ -111,13 +110,37 @@ class Jet:
         return tuple(results)
 
 
+class PointJet:
+    """The value, gradient and Hessian of a formula at one point, in plain floats.
+
+    One point at a time, this is ten times as fast as arrays.
+    """
+
+    def __init__(self, formula: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> None:
+        self.dim = len(symbols)
+        slope = [without_kinks(formula.diff(s)) for s in symbols]
+        bends = [without_kinks(part.diff(s)) for part in slope for s in symbols]
+        self._program = compiled(symbols, [formula, *slope, *bends], scalar=True)
+
+    def __call__(self, theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        """The value, the gradient ``(D,)`` and the Hessian ``(D, D)`` up to ``order``.
+
+        Raises:
+            ArithmeticError, ValueError, TypeError: The result is not a finite real number.
+            NameError: Python has no such function.
+        """
+        flat = np.array(self._program(*theta.tolist()), dtype=np.float64)
+        split = self.dim + 1
+        return (flat[0], flat[1:split], flat[split:].reshape(self.dim, -1))[: order + 1]
+
+
 class _Program:
-    """Computes the entries of an array and of its derivatives that are not always zero, one row each.
+    """Computes the entries of an array and its derivatives that are not always zero, one row each.
 
     Attributes:
-        keys: What each row is: values first, then slopes, then bends.
+        keys: The entry of each row: values first, then first and second derivatives.
         start: The first row of each order.
-        varies: Of the bends, which are not the same everywhere: polynomials of degree two leave none.
+        varies: Which rows are not constant.
     """
 
     def __init__(
@@ -167,7 +190,8 @@ class _Program:
             for key, factor, values in terms:
                 if values not in known:
                     numbers = dict(zip(shape.numbers, values, strict=True))
-                    known[values] = float(shape.derivatives[slots].xreplace(numbers))
+                    value = complex(shape.derivatives[slots].xreplace(numbers))
+                    known[values] = math.nan if value.imag else value.real
                 self.numbers[self.row[key], 0] += factor * known[values]
 
     def _compile(self, shapes: Sequence[Template], uses: Sequence[tuple[Template, Key]]) -> None:
@@ -176,7 +200,7 @@ class _Program:
             one = len(shape.entries) == 1
             for i, slot in enumerate(shape.slots):
                 places = np.array([places[i] for places in shape.places])
-                # A coordinate itself, shared by all terms that occur once, or one for each occurrence.
+                # A coordinate shared by all terms that occur once, or one for each occurrence.
                 name = f"x{places[0]}" if one else f"s{number}_{i}"
                 replaced[number, slot] = sympy.Symbol(name)
                 if not one or name not in names:
@@ -200,15 +224,7 @@ class _Program:
             rows = [self.row[key] for key in _keys(shape, slots)]
             self.varies[rows] = True
             self.sinks.append(_sink(rows, shape.factors, len(self.keys), filled))
-        # Neither the order of the terms nor a docstring is worth the time that they take.
-        self.compute = sympy.lambdify(
-            [sympy.Symbol(name) for name in names],
-            formulas,
-            modules="numpy",
-            printer=NumPyPrinter(_PRINTED),
-            cse=lambda sums: sympy.cse(sums, order="none", list=False),
-            docstring_limit=0,
-        )
+        self.compute = compiled([sympy.Symbol(name) for name in names], formulas)
 
     def __call__(self, theta: FloatArray) -> FloatArray:
         """All rows at points ``(M, D)``: ``(rows, M)``."""
@@ -224,6 +240,8 @@ class _Program:
             inputs = [columns[given] if given.ndim == 1 else given for given in self.fill_in]
             with np.errstate(all="ignore"):
                 for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
+                    if np.iscomplexobj(values):  # a power of a negative number
+                        values = np.where(values.imag == 0, values.real, np.nan)
                     if sink.added:
                         values = sink.factors @ values
                     elif sink.factors is not None:
@@ -264,7 +282,7 @@ class _Sink(NamedTuple):
 
 
 def _sink(rows: list[int], factors: list[float], total: int, filled: set[int]) -> _Sink:
-    """Where the values of a formula go, when ``filled`` are the rows that hold something already."""
+    """Where the values of a formula go; ``filled`` are the rows that hold something already."""
     start, count, first = rows[0], len(rows), not filled & set(rows)
     filled.update(rows)
     if len(set(rows)) == count:
@@ -298,13 +316,10 @@ def _parts(term: Monomial) -> Iterator[tuple[Key, float, Key]]:
 
 
 def _matrix(entries: Mapping[tuple[int, int], float], shape: tuple[int, int]) -> Any:
-    """A matrix that knows its zeros if they are many; None if there is nothing else."""
+    """A matrix, sparse if large and mostly zero; None if all zero."""
     if not entries:
         return None
     rows, columns = zip(*entries, strict=True)
     matrix = sparse.csr_array((list(entries.values()), (rows, columns)), shape=shape)
-    return (
-        matrix.toarray()
-        if math.prod(shape) <= 4096 or matrix.nnz * 4 > math.prod(shape)
-        else matrix
-    )
+    dense = math.prod(shape) <= 4096 or matrix.nnz * 4 > math.prod(shape)
+    return matrix.toarray() if dense else matrix

@@ -1,8 +1,8 @@
 """Sums of like terms: each shape of term is differentiated once, however often it occurs.
 
 A loss of many coordinates is mostly a sum of terms that differ in their coordinates and numbers
-only: ``(x1**2 - 1)**2 + (x2**2 - 1)**2 + ...``. Its template ``(s0**2 + c0)**2`` is worked on once,
-so that neither the time to build nor the number of NumPy calls grows with the terms.
+only: ``(x1**2 - 1)**2 + (x2**2 - 1)**2 + ...``. Its template ``(s0**2 + c0)**2`` is differentiated
+and compiled once, so neither the time to build nor the number of NumPy calls grows with the terms.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Template:
         return found
 
     def is_steady(self, slots: Slots) -> bool:
-        """Whether that derivative is the same everywhere."""
+        """Whether that derivative is constant."""
         return not self.derivatives[slots].free_symbols & set(self.slots)
 
 
@@ -73,7 +73,7 @@ class Monomial:
 def sort_terms(
     entries: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]
 ) -> tuple[list[Template], list[Monomial]]:
-    """The terms of each entry by shape; those that occur once are left together, as one template.
+    """Group the terms of each entry by shape; those that occur once share one template.
 
     Examples:
         >>> x, y = sympy.symbols("x y")
@@ -153,7 +153,7 @@ class _Shape:
 
 
 def _monomial(body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> Slots | None:
-    """The coordinates of 1, ``x`` or ``x y``; None for all else."""
+    """The coordinates of 1, ``x`` or ``x y``; None for any other term."""
     if body == 1:
         return ()
     factors = body.args if body.is_Mul else (body,)
@@ -165,7 +165,7 @@ def _monomial(body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> Slots | 
 
 
 def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int, sympy.Expr]:
-    """The derivatives that are not zero; of a sum, only terms that hold the coordinate are met."""
+    """The derivatives that are not zero; in a sum, only of terms with the coordinate."""
     parts: dict[int, list[sympy.Expr]] = {}
     for term in sympy.Add.make_args(entry):
         for symbol in term.free_symbols:
@@ -176,7 +176,7 @@ def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int,
 
 
 def without_kinks(slope: sympy.Expr) -> sympy.Expr:
-    """The derivative beside a kink, as of ``abs(x)``: what it is at the kink is no number."""
+    """A derivative without the delta functions at kinks, such as that of ``abs(x)``."""
     if not slope.has(sympy.DiracDelta):
         return slope
     return slope.replace(sympy.DiracDelta, lambda *_: sympy.Integer(0))

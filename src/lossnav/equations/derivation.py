@@ -1,25 +1,36 @@
-"""derive(): the Euler-Lagrange equations of an objective, and what follows from them (App. C).
+r"""derive(): the Euler-Lagrange equations of an objective, and what they conserve (App. C).
 
     derive(objective)  ->  mass(theta) a = forcing(theta, v, t)
 
 The equations come from differentiating the Lagrangian, with the constants as letters, so that they
-can be read, compared with the paper, printed as LaTeX or MathML, and turned into numbers at the end.
+can be read, compared with the paper, printed as LaTeX or MathML, and evaluated at the end.
+
+Without discount the energy
+
+.. math:: E = v\cdot\frac{\partial l}{\partial v} - l
+            = \frac{1}{2\eta}(v^T G v - f^T G f) - kL
+
+is conserved. A discount D(t) makes it grow at the rate
+:math:`-(D'/D)\,v\cdot\partial l/\partial v`. A symmetry of the running cost l under
+:math:`\theta\to\theta+\epsilon\,\xi(\theta)` gives a quantity that is conserved under any discount,
+:math:`Q = D(t)\,\xi\cdot\partial l/\partial v`. Each rate of change follows by the chain rule along
+the derived equations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import sympy
 
-from lossnav._base.symbolic import ETA, GAMMA, K, exact
-from lossnav.equations import nongradient
-from lossnav.equations.conservation import Conserved, energy, noether
-from lossnav.equations.lagrangian import Lagrangian, solved, tidy
+from lossnav._base.symbolic import ETA, GAMMA, TIME, K, aligned, exact, trace
+from lossnav.equations.lagrangian import Lagrangian, solved, tidy, vanishes
 from lossnav.equations.limits import Limits, Overdamped, overdamped, quadratic_limits
+from lossnav.equations.nongradient import Helmholtz, curl_free, split_drift
 from lossnav.equations.notation import Equation, latex
 from lossnav.problem.objective import Objective
 
@@ -28,8 +39,8 @@ def derive(objective: Objective) -> EulerLagrange:
     """The Euler-Lagrange equations, which every optimal path obeys.
 
     Args:
-        objective: What the learner assumes. Its coordinates must be named and its loss must have a
-            formula; that formula may use SymPy functions that are left undefined.
+        objective: The assumptions. Its coordinates must be named and its loss must have a formula,
+            which may use undefined SymPy functions.
 
     Examples:
         >>> from lossnav.problem.landscapes import DoubleWell, Function
@@ -40,22 +51,70 @@ def derive(objective: Objective) -> EulerLagrange:
         >>> print(derive(Objective(Function(lambda theta: L(*theta), names=["theta"]))))
         theta'' - gamma*theta' = eta*k*Derivative(L(theta), theta)
     """
-    system = Lagrangian(objective)
-    if system.expression.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+    equations = EulerLagrange(objective)
+    if equations.lagrangian.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
         raise ValueError(
-            f"The running cost {system.running} is not finite: a number in the loss, the metric or "
-            "the drift divides by zero or takes the logarithm of zero."
+            f"The running cost {equations.running} is not finite: a number in the loss, the metric "
+            "or the drift divides by zero or takes the logarithm of zero."
         )
-    return EulerLagrange(objective, system)
+    return equations
+
+
+@dataclass(frozen=True)
+class Conserved:
+    """A quantity along optimal paths, and its rate of change.
+
+    Attributes:
+        quantity: A formula in coordinates, velocities and time.
+        rate: Its time derivative along the Euler-Lagrange equations.
+        velocities: The symbols for the velocities.
+        values: Numbers for the constants, by symbol.
+    """
+
+    quantity: sympy.Expr
+    rate: sympy.Expr
+    velocities: tuple[sympy.Symbol, ...] = ()
+    values: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+
+    @property
+    def is_conserved(self) -> bool:
+        """Whether the rate is zero, with the constants at the objective's numbers."""
+        return vanishes(self.rate.xreplace(dict(self.values)))
+
+    def velocity(self, level: Any = 0) -> tuple[sympy.Expr, ...]:
+        """The velocities at which the quantity equals ``level``, for a problem of one coordinate.
+
+        At gamma = 0 and the energy's least level this is the optimal learning rule itself, as a
+        function of theta (paper App. C, the double well).
+
+        Args:
+            level: A number or a formula.
+
+        Returns:
+            The positive root first; one root where the quantity is linear in the velocity.
+        """
+        if len(self.velocities) != 1:
+            raise ValueError(
+                f"One conserved quantity cannot give {len(self.velocities)} velocities: this works "
+                "for a problem of one coordinate."
+            )
+        v = self.velocities[0]
+        excess = self.quantity - exact(level)
+        square, slope = sympy.diff(excess, v, 2) / 2, sympy.diff(excess, v).subs(v, 0)
+        rest = excess.subs(v, 0)
+        if vanishes(square):
+            return (tidy(-rest / slope),)
+        middle = tidy(-slope / (2 * square))
+        spread = sympy.sqrt(tidy(middle**2 - rest / square))
+        return middle + spread, middle - spread
 
 
 @dataclass(frozen=True, eq=False)
-class EulerLagrange:
+class EulerLagrange(Lagrangian):
     """Euler-Lagrange equations, made by `derive`: ``mass * accelerations = forcing``.
 
-    Attributes:
-        objective: The objective they are of.
-        system: Its `Lagrangian`.
+    Args:
+        objective: The objective they belong to.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -66,35 +125,10 @@ class EulerLagrange:
         -3*k*theta**2/2 + theta'**2/eta
     """
 
-    objective: Objective
-    system: Lagrangian = field(repr=False)
-
     @property
-    def coordinates(self) -> tuple[sympy.Symbol, ...]:
-        return self.system.coordinates
-
-    @property
-    def velocities(self) -> tuple[sympy.Symbol, ...]:
-        return self.system.velocities
-
-    @property
-    def accelerations(self) -> tuple[sympy.Symbol, ...]:
-        return self.system.accelerations
-
-    @property
-    def lagrangian(self) -> sympy.Expr:
-        """The integrand of J, discount included."""
-        return self.system.expression
-
-    @property
-    def mass(self) -> sympy.ImmutableMatrix:
-        """The mass matrix, which is the metric G."""
-        return self.system.mass
-
-    @property
-    def forcing(self) -> sympy.ImmutableMatrix:
-        """The column that mass times acceleration equals."""
-        return self.system.forcing
+    def system(self) -> Lagrangian:
+        """The equations themselves, as a `Lagrangian`."""
+        return self
 
     @cached_property
     def acceleration(self) -> sympy.ImmutableMatrix:
@@ -126,7 +160,7 @@ class EulerLagrange:
     def arranged(self) -> tuple[Equation, ...]:
         """One equation for each coordinate, in the paper's order.
 
-        The acceleration and what is linear in a velocity stand on the left, the rest on the right;
+        The acceleration and terms linear in a velocity stand on the left, the rest on the right;
         divided by the mass where that is diagonal.
         """
         return tuple(self._arrange(i) for i in range(len(self.coordinates)))
@@ -136,7 +170,7 @@ class EulerLagrange:
         if self.mass.is_diagonal():
             row, scale = [sympy.Integer(i == j) for j in range(len(row))], self.mass[i, i]
         left = [(m, a) for m, a in zip(row, self.accelerations, strict=True) if m != 0]
-        # The forcing is quadratic in the velocities; the square of its own speed stays on the right.
+        # The forcing is quadratic in the velocities; the square of its own stays on the right.
         at_rest = dict.fromkeys(self.velocities, sympy.S.Zero)
         force = self.forcing[i]
         still = force.xreplace(at_rest)
@@ -161,6 +195,9 @@ class EulerLagrange:
         r"""An ``align`` environment (amsmath), one line for each coordinate."""
         lines = " \\\\\n".join(equation.latex() for equation in self.arranged)
         return f"\\begin{{align}}\n{lines}\n\\end{{align}}"
+
+    def _repr_latex_(self) -> str:
+        return aligned(equation.latex() for equation in self.arranged)
 
     def mathml(self) -> str:
         """Presentation MathML: one ``<math display="block">`` for each coordinate, a line each."""
@@ -188,33 +225,134 @@ class EulerLagrange:
         }
 
     def energy(self) -> Conserved:
-        """The energy, conserved where there is no discount: see `lossnav.equations.conservation`."""
-        return energy(self.system, self.values)
+        """The energy v.dl/dv - l of an optimal path; conserved where there is no discount.
+
+        Examples:
+            >>> from lossnav.problem.landscapes import Quadratic
+            >>> E = derive(Objective(Quadratic(2.0))).energy()
+            >>> E.rate
+            gamma*theta'**2/eta
+            >>> E.velocity(0)
+            (sqrt(2)*sqrt(eta)*sqrt(k)*Abs(theta), -sqrt(2)*sqrt(eta)*sqrt(k)*Abs(theta))
+        """
+        v = sympy.Matrix(self.velocities)
+        at_rest = dict.fromkeys(self.velocities, sympy.S.Zero)
+        # l is quadratic in v, so v.dl/dv - l is its quadratic part minus its constant part.
+        quantity = v.dot(self.mass * v) / (2 * ETA) - self.running.xreplace(at_rest)
+        rate = self._rate(quantity, v)
+        expected = self.discount_rate * v.dot(self.momentum) - sympy.diff(self.running, TIME)
+        if vanishes(rate - expected):
+            rate = tidy(expected)
+        return Conserved(quantity, rate, self.velocities, self.values)
+
+    def end_conditions(self) -> list[sympy.Eq]:
+        """What holds at the end of a finite horizon that leaves the end free (transversality).
+
+        The momentum dl/dv balances the slope of the terminal cost; it is zero without one.
+
+        Examples:
+            >>> from lossnav.problem.landscapes import Quadratic
+            >>> Phi = Quadratic(3.0)
+            >>> derive(Objective(Quadratic(1.0), k=0, terminal=Phi)).end_conditions()
+            [Eq(theta'/eta, -3*theta)]
+        """
+        slopes = [sympy.S.Zero] * len(self.coordinates)
+        if self.objective.terminal is not None:
+            cost = self.objective.terminal.expression(self.coordinates)
+            slopes = [tidy(sympy.diff(cost, x)) for x in self.coordinates]
+        pairs = zip(self.momentum, slopes, strict=True)
+        return [sympy.Eq(tidy(p), -slope, evaluate=False) for p, slope in pairs]
 
     def conserved(self, symmetry: Any) -> Conserved:
-        """What a symmetry of the running cost conserves: see `lossnav.equations.conservation.noether`."""
-        return noether(self.system, symmetry, self.values)
+        """The quantity that a symmetry of the running cost conserves, for any discount.
+
+        Args:
+            symmetry: The direction of the symmetry at each point: a callable
+                theta -> d theta/d eps, or a matrix A for A theta.
+
+        Examples:
+            >>> from lossnav.problem.landscapes import Quadratic
+            >>> round_bowl = derive(Objective(Quadratic([1.0, 1.0])))
+            >>> round_bowl.conserved([[0, -1], [1, 0]]).quantity
+            (theta1*theta2' - theta1'*theta2)*exp(-gamma*t)/eta
+        """
+        xi = self._direction(symmetry)
+        turned = xi.jacobian(list(self.coordinates)) * sympy.Matrix(self.velocities)
+        slope = sympy.Matrix([sympy.diff(self.running, x) for x in self.coordinates])
+        change = xi.dot(slope) + turned.dot(self.momentum)
+        if not vanishes(change):
+            raise ValueError(
+                "This is not a symmetry: along it the running cost changes at the rate "
+                f"{tidy(change)}, which must be zero, so it conserves nothing."
+            )
+        quantity = tidy(self.discount * self.momentum.dot(xi))
+        rate = self._rate(quantity, self.discount * xi)
+        rate = sympy.S.Zero if vanishes(rate) else rate
+        return Conserved(quantity, rate, self.velocities, self.values)
+
+    def _rate(self, quantity: sympy.Expr, direction: sympy.Matrix) -> sympy.Expr:
+        """d/dt of a quantity whose slope in the velocities is mass * direction / eta.
+
+        Then the accelerations add direction . forcing / eta, without solving for them.
+        """
+        at_rest = dict.fromkeys(self.accelerations, sympy.S.Zero)
+        return self.rate(quantity).xreplace(at_rest) + direction.dot(self.forcing) / ETA
+
+    def _direction(self, symmetry: Any) -> sympy.Matrix:
+        dim = len(self.coordinates)
+        if callable(symmetry):
+            entries = trace(symmetry, self.coordinates, "symmetry")
+            if entries.shape != (dim,):
+                raise ValueError(
+                    f"The symmetry returned shape {entries.shape}, but a direction has {dim} "
+                    "entries."
+                )
+            return sympy.Matrix(entries.tolist())
+        rows = symmetry.tolist() if isinstance(symmetry, sympy.MatrixBase) else symmetry
+        generator = np.array(rows, dtype=object)
+        if generator.shape != (dim, dim):
+            raise ValueError(
+                f"The symmetry has shape {generator.shape}, but it must be a callable of theta or "
+                f"a {dim} x {dim} matrix."
+            )
+        A = sympy.Matrix(dim, dim, [exact(entry) for entry in generator.ravel()])
+        return A * sympy.Matrix(self.coordinates)
 
     def limits(self) -> Limits:
-        """Newton's method, gradient descent and the ballistic rule: see `lossnav.equations.limits`."""
-        return quadratic_limits(self.system)
+        """Newton's method, gradient descent and the ballistic rule, as limits."""
+        return quadratic_limits(self)
 
     def overdamped(self, coordinates: Sequence[str] | None = None) -> Overdamped:
         """The equations for large gamma: see `lossnav.equations.limits.overdamped`."""
-        return overdamped(self.system, coordinates)
+        return overdamped(self, coordinates)
 
     def effective_potential(self) -> sympy.Expr:
-        """The loss that a drift makes of L, times eta k: see `lossnav.equations.nongradient`."""
-        return nongradient.effective_potential(self.system)
+        """The loss that replaces L under a drift, times eta k: eta k L + f.G f / 2 - gamma V.
 
-    def helmholtz(self) -> nongradient.Helmholtz:
+        V is the potential of `helmholtz`; with a general discount, gamma is -D'/D.
+        """
+        f, V = self.drift, self.helmholtz().potential
+        return ETA * K * self.loss + tidy(f.dot(self.metric * f) / 2 - self.discount_rate * V)
+
+    def helmholtz(self) -> Helmholtz:
         """The drift (G f) as a gradient and a part free of divergence."""
-        return nongradient.split_drift(self.system)
+        return split_drift(self)
 
     def is_gradient(self) -> bool:
         """Whether one loss explains the dynamics: G f is the gradient of some function."""
-        return nongradient.is_gradient(self.system)
+        return curl_free(self.metric * self.drift, self.coordinates)
 
     def discount_matrix(self) -> sympy.ImmutableMatrix:
-        """The effective discount gamma G + dA - dA^T, with A = G f."""
-        return nongradient.discount_matrix(self.system)
+        """The effective discount, the slope of the forcing at rest: gamma G + dA - dA^T, A = G f.
+
+        Examples:
+            >>> from lossnav.problem.geometry import Rotation
+            >>> from lossnav.problem.landscapes import Quadratic
+            >>> derive(Objective(Quadratic([1.0, 1.0]), drift=Rotation(3.0))).discount_matrix()
+            Matrix([
+            [gamma,    -6],
+            [    6, gamma]])
+        """
+        at_rest = dict.fromkeys(self.velocities, sympy.S.Zero)
+        slopes = self.forcing.jacobian(list(self.velocities)).xreplace(at_rest)
+        return sympy.ImmutableMatrix(slopes.applyfunc(tidy))

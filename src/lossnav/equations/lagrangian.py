@@ -4,12 +4,12 @@ The running cost and its discount are
 
     l = (v - f)^T G (v - f) / (2 eta) + k L,        J = integral of D(t) l dt,
 
-and a path is optimal only if d/dt (D dl/dv) = D dl/dtheta. Nothing here knows the answer for any
-special case: each equation is worked out by differentiating D l, and multiplied by eta / D, so that
-it reads  mass(theta) a = forcing(theta, v, t)  with the metric G itself as the mass.
+and a path is optimal only if d/dt (D dl/dv) = D dl/dtheta. No special case is coded: each equation
+comes from differentiating D l, and is multiplied by eta / D, so that it reads
+mass(theta) a = forcing(theta, v, t)  with the metric G itself as the mass.
 
-The constants stay letters (``eta``, ``k``, ``gamma``, and any the loss names), so a formula can be
-read and compared with the paper's; numbers are put in at the end.
+The constants stay letters (``eta``, ``k``, ``gamma``, and any that the loss names), so a formula
+can be read and compared with the paper's; numbers are put in at the end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from sympy.core.function import AppliedUndef
 from sympy.polys.matrices import DomainMatrix
 
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K, coordinates
+from lossnav.problem.geometry import Field
 from lossnav.problem.objective import Objective
 
 MAX_OPERATIONS = 250
-"""An expression of more operations is left as it is: tidying it would cost more than it tells."""
+"""Longer expressions are left as they are: they take long to simplify and stay unreadable."""
 
 MAX_KINDS = 12
 """Symbols, and functions counted twice, up to which common factors are cancelled."""
@@ -50,8 +51,6 @@ class Lagrangian:
         >>> system = Lagrangian(Objective(Quadratic(2.0, minimum=[1.0])))
         >>> system.running
         k*(theta - 1)**2 + theta'**2/(2*eta)
-        >>> system.mass, system.forcing
-        (Matrix([[1]]), Matrix([[eta*k*(2*theta - 2) + gamma*theta']]))
     """
 
     objective: Objective
@@ -62,6 +61,10 @@ class Lagrangian:
                 "The objective does not say how many coordinates it has, so it has no equations: "
                 'pass names=["x", "y"] to Objective.'
             )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.objective.names or ()
 
     @cached_property
     def coordinates(self) -> tuple[sympy.Symbol, ...]:
@@ -75,10 +78,6 @@ class Lagrangian:
     def accelerations(self) -> tuple[sympy.Symbol, ...]:
         return coordinates([f"{name}''" for name in self._names])
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return self.objective.names or ()
-
     @cached_property
     def loss(self) -> sympy.Expr:
         """L as a formula in the coordinates."""
@@ -87,17 +86,17 @@ class Lagrangian:
     @cached_property
     def metric(self) -> sympy.ImmutableMatrix:
         """G as a matrix of formulas."""
-        if self.objective.metric is None:
-            return sympy.ImmutableMatrix(sympy.eye(len(self._names)))
-        entries = self.objective.metric.entries(self.coordinates).tolist()
-        return sympy.ImmutableMatrix(entries).applyfunc(_with_letters)
+        return self._entries(self.objective.metric, sympy.eye(len(self._names)))
 
     @cached_property
     def drift(self) -> sympy.ImmutableMatrix:
         """f as a column of formulas."""
-        if self.objective.drift is None:
-            return sympy.ImmutableMatrix(sympy.zeros(len(self._names), 1))
-        entries = self.objective.drift.entries(self.coordinates).tolist()
+        return self._entries(self.objective.drift, sympy.zeros(len(self._names), 1))
+
+    def _entries(self, field: Field | None, default: sympy.Matrix) -> sympy.ImmutableMatrix:
+        if field is None:
+            return sympy.ImmutableMatrix(default)
+        entries = field.entries(self.coordinates).tolist()
         return sympy.ImmutableMatrix(entries).applyfunc(_with_letters)
 
     @cached_property
@@ -116,25 +115,25 @@ class Lagrangian:
         return self._kinetic / ETA + self._potential
 
     @cached_property
-    def expression(self) -> sympy.Expr:
-        """The integrand of J, D(t) l."""
+    def lagrangian(self) -> sympy.Expr:
+        """The integrand of J, discount included: D(t) l."""
         return self.discount * self.running
 
     @cached_property
     def momentum(self) -> sympy.ImmutableMatrix:
-        """dl/dv, the physicist's momentum."""
+        """The momentum dl/dv."""
         slopes = [sympy.diff(self._kinetic, v) / ETA for v in self.velocities]
         return sympy.ImmutableMatrix(slopes)
 
     @cached_property
     def mass(self) -> sympy.ImmutableMatrix:
-        """What multiplies the accelerations: the metric, found as the equations' slope in them."""
+        """The mass matrix, the slope of the equations in the accelerations: the metric G."""
         rows = [[sympy.diff(r, a) for a in self.accelerations] for r in self._residual]
         return sympy.ImmutableMatrix(rows)
 
     @cached_property
     def forcing(self) -> sympy.ImmutableMatrix:
-        """What mass times acceleration equals."""
+        """The column that mass times acceleration equals."""
         rest = dict.fromkeys(self.accelerations, sympy.S.Zero)
         return sympy.ImmutableMatrix([tidy(-r.xreplace(rest)) for r in self._residual])
 
@@ -143,10 +142,8 @@ class Lagrangian:
         present = quantity.free_symbols
         moving = (*self.coordinates, *self.velocities)
         changes = zip(moving, (*self.velocities, *self.accelerations), strict=True)
-        total = sympy.diff(quantity, TIME)
-        return total + sympy.Add(
-            *(sympy.diff(quantity, x) * dx for x, dx in changes if x in present)
-        )
+        slopes = [sympy.diff(quantity, x) * dx for x, dx in changes if x in present]
+        return sympy.diff(quantity, TIME) + sympy.Add(*slopes)
 
     @cached_property
     def _kinetic(self) -> sympy.Expr:
@@ -172,9 +169,8 @@ class Lagrangian:
         D = sympy.Function("D")(TIME)
         known = {sympy.diff(D, TIME): -self.discount_rate, D: sympy.S.One}
         weighted = D * (self._kinetic + ETA * self._potential)
-        residual = []
-        for x, v in zip(self.coordinates, self.velocities, strict=True):
-            residual.append(self.rate(sympy.diff(weighted, v)) - sympy.diff(weighted, x))
+        pairs = zip(self.coordinates, self.velocities, strict=True)
+        residual = (self.rate(weighted.diff(v)) - weighted.diff(x) for x, v in pairs)
         return [r.xreplace(known) for r in residual]
 
 
@@ -208,8 +204,8 @@ def _length(expr: sympy.Expr) -> int:
 def vanishes(expr: sympy.Expr) -> bool:
     """Whether ``expr`` is zero for all values of its symbols.
 
-    Expanding proves it for polynomials and their like. Beyond these, values at random points decide,
-    to 20 digits (12 where the constants are rounded), and algebra for undefined functions.
+    Expanding proves it for polynomials and their like. Beyond these, values at random points
+    decide, to 20 digits (12 with rounded constants), and algebra for undefined functions.
 
     Examples:
         >>> x = sympy.Symbol("x")

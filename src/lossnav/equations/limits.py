@@ -6,8 +6,8 @@ with others (an eigen-direction of :math:`G^{-1}H`, with g and h read as :math:`
 
 .. math:: \theta_{dt} - \theta_0 = x_\infty\,(1 - e^{-\rho\,dt}).
 
-Long steps give Newton's method, short ones gradient descent (:math:`\gamma\to\infty`) or the ballistic
-rule (:math:`\gamma = 0`). The limits are taken by SymPy on the derived solution.
+Long steps give Newton's method, short ones gradient descent (:math:`\gamma\to\infty`) or the
+ballistic rule (:math:`\gamma = 0`). The limits are taken by SymPy on the derived solution.
 
 `overdamped` makes no such assumption: it finds the slow manifold of the full equations for large
 gamma, order by order in 1/gamma, for all coordinates or for some of them.
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 import sympy
 
 from lossnav._base import checks
-from lossnav._base.symbolic import GAMMA
+from lossnav._base.symbolic import GAMMA, aligned
 from lossnav.equations.lagrangian import Lagrangian, solved, tidy, vanishes
+from lossnav.equations.notation import latex
 from lossnav.problem.geometry import Drift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
@@ -50,7 +51,7 @@ class Overdamped:
 
 @dataclass(frozen=True)
 class Limits:
-    """The optimal update in one direction of a quadratic picture, and what it becomes.
+    """The optimal update in one direction of a quadratic loss, and its limits.
 
     All are formulas in g, h, eta, k, gamma (and dt); with a drift also in its decay rate j and its
     value f0 at the start. They are None where directions do not decouple; ``reason`` says why.
@@ -63,7 +64,7 @@ class Limits:
         continuous: The velocity at the start, ``update`` to first order in dt, divided by dt.
         gradient_descent: ``continuous`` for large gamma.
         ballistic: ``continuous`` at gamma = 0.
-        decay: What the letter j stands for; None without a decay.
+        decay: The formula that the letter j stands for; None without a decay.
         reason: Why the others are None; empty if they are not.
     """
 
@@ -77,16 +78,24 @@ class Limits:
     decay: sympy.Expr | None = None
     reason: str = ""
 
+    def rules(self) -> dict[str, sympy.Expr]:
+        """The optimal step and its limits by name; empty where directions do not decouple."""
+        rules = {
+            "optimal step over dt": self.update,
+            "endless dt (Newton)": self.newton,
+            "velocity, small dt": self.continuous,
+            "large gamma (gradient descent)": self.gradient_descent,
+            "gamma = 0 (ballistic)": self.ballistic,
+        }
+        return {name: rule for name, rule in rules.items() if rule is not None}
+
+    def _repr_latex_(self) -> str:
+        lines = [rf"\text{{{name}: }} & {latex(rule)}" for name, rule in self.rules().items()]
+        return aligned(lines or [rf"\text{{{self.reason}}}"])
+
 
 def quadratic_limits(system: Lagrangian) -> Limits:
-    """The rules that are limits of one objective.
-
-    Examples:
-        >>> from lossnav.problem.landscapes import Quadratic
-        >>> rules = quadratic_limits(Lagrangian(Objective(Quadratic([1.0, 4.0]))))
-        >>> rules.newton, rules.gradient_descent, rules.ballistic
-        (-g/h, -eta*g*k/gamma, -sqrt(eta)*g*sqrt(k)/sqrt(h))
-    """
+    """The rules that are limits of one objective."""
     if system.discount_rate != GAMMA:
         return Limits(None, reason="The discount is not exponential, so the rates change in time.")
     slow = overdamped(system)
@@ -140,8 +149,8 @@ def _sample(expr: sympy.Expr) -> float:
 def overdamped(system: Lagrangian, coordinates: Sequence[str] | None = None) -> Overdamped:
     r"""The equations when a large discount leaves some coordinates, or all, without inertia.
 
-    For large gamma the velocity of these coordinates is a function of where the rest is,
-    :math:`v = \phi_0 + \phi_1/\gamma`. Put into the equations, order gamma gives :math:`\phi_0` (the
+    For large gamma the velocity of these coordinates is a function of the position,
+    :math:`v = \phi_0 + \phi_1/\gamma`. In the equations, order gamma gives :math:`\phi_0` (the
     drift) and order one gives :math:`\phi_1`, in which the acceleration is that of :math:`\phi_0`.
 
     Args:

@@ -1,12 +1,12 @@
-r"""What a drift does to the dynamics: an effective discount, and motion that no potential explains.
+r"""Fields that no potential explains: the Helmholtz split of a drift (paper Sec. 4, App. G).
 
-With :math:`A = Gf` the derived equations are linear in the drift's curl (paper Sec. 4, App. G):
+With :math:`A = Gf` the derived equations are linear in the drift's curl:
 
 .. math:: G\ddot\theta + \ldots = [\gamma G + \partial A - \partial A^T]\,\dot\theta
           - \gamma R + \nabla V_\mathrm{eff}, \qquad
           V_\mathrm{eff} = \eta kL + \tfrac12 f^T G f - \gamma V,
 
-where :math:`A = \nabla V + R` with R free of divergence, and the dots are quadratic in the velocity.
+where :math:`A = \nabla V + R` with R free of divergence; the dots are quadratic in the velocity.
 If A has no curl then R is zero, and the path is that of a problem without drift whose loss is
 :math:`V_\mathrm{eff}`. Otherwise no loss explains it, with or without momentum.
 """
@@ -19,41 +19,15 @@ from typing import Any
 
 import sympy
 
-from lossnav._base.symbolic import ETA, K
 from lossnav.equations.lagrangian import Lagrangian, tidy, vanishes
 
 
 @dataclass(frozen=True)
 class Helmholtz:
-    """A field split into a gradient and a part free of divergence: ``grad potential + rotation``."""
+    """A field as a gradient plus a part free of divergence: ``grad potential + rotation``."""
 
     potential: sympy.Expr
     rotation: sympy.ImmutableMatrix
-
-
-def discount_matrix(system: Lagrangian) -> sympy.ImmutableMatrix:
-    """The forcing's slope in the velocity at rest: gamma G + dA - dA^T.
-
-    Examples:
-        >>> from lossnav.problem.geometry import Rotation
-        >>> from lossnav.problem.landscapes import Quadratic
-        >>> from lossnav.problem.objective import Objective
-        >>> discount_matrix(Lagrangian(Objective(Quadratic([1.0, 1.0]), drift=Rotation(3.0))))
-        Matrix([
-        [gamma,    -6],
-        [    6, gamma]])
-    """
-    at_rest = dict.fromkeys(system.velocities, sympy.S.Zero)
-    rows = [
-        [tidy(sympy.diff(force, v).xreplace(at_rest)) for v in system.velocities]
-        for force in system.forcing
-    ]
-    return sympy.ImmutableMatrix(rows)
-
-
-def is_gradient(system: Lagrangian) -> bool:
-    """Whether G f is the gradient of some function, so that one loss explains the dynamics."""
-    return _curl_free(system.metric * system.drift, system.coordinates)
 
 
 def split_drift(system: Lagrangian) -> Helmholtz:
@@ -61,20 +35,12 @@ def split_drift(system: Lagrangian) -> Helmholtz:
     return helmholtz(list(system.metric * system.drift), system.coordinates)
 
 
-def effective_potential(system: Lagrangian) -> sympy.Expr:
-    """V_eff = eta k L + f.G f / 2 - gamma V; with general discount, gamma is -D'/D."""
-    f = system.drift
-    potential = split_drift(system).potential
-    bias = f.dot(system.metric * f) / 2 - system.discount_rate * potential
-    return ETA * K * system.loss + tidy(bias)
-
-
 def helmholtz(field: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]) -> Helmholtz:
     r"""Split a field into a gradient and a part free of divergence, exactly.
 
-    A field that already is one or the other is left whole. For a polynomial the potential along
-    rays, :math:`V = \int_0^1 f(s\theta)\cdot\theta\,ds`, leaves a remainder, whose divergence q is
-    taken away by a polynomial W with :math:`\nabla^2 W = q`.
+    A field that is one or the other is not split. For a polynomial, the potential along rays,
+    :math:`V = \int_0^1 f(s\theta)\cdot\theta\,ds`, leaves a remainder, whose divergence q is
+    removed by a polynomial W with :math:`\nabla^2 W = q`.
 
     Args:
         field: D formulas.
@@ -88,14 +54,14 @@ def helmholtz(field: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]) -> H
         [ x]]))
     """
     f = sympy.Matrix(list(field))
-    if _curl_free(f, symbols):
+    if curl_free(f, symbols):
         return Helmholtz(_potential(f, symbols), sympy.ImmutableMatrix(sympy.zeros(len(f), 1)))
     if vanishes(_divergence(f, symbols)):
         return Helmholtz(sympy.S.Zero, sympy.ImmutableMatrix(f))
     smooth = f.applyfunc(lambda entry: _polynomial_part(entry, symbols))
     rest = (f - smooth).applyfunc(sympy.expand)
     if any(rest):
-        if not (_curl_free(rest, symbols) or vanishes(_divergence(rest, symbols))):
+        if not (curl_free(rest, symbols) or vanishes(_divergence(rest, symbols))):
             raise ValueError(
                 f"The field {list(field)} has no split in closed form: beyond a polynomial, "
                 f"{list(rest)} must be a gradient or free of divergence."
@@ -118,7 +84,8 @@ def _divergence(f: sympy.Matrix, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
     return sympy.Add(*(sympy.diff(entry, x) for entry, x in zip(f, symbols, strict=True)))
 
 
-def _curl_free(f: sympy.Matrix, symbols: Sequence[sympy.Symbol]) -> bool:
+def curl_free(f: sympy.Matrix, symbols: Sequence[sympy.Symbol]) -> bool:
+    """Whether a field is the gradient of some function."""
     pairs = [(i, j) for i in range(len(f)) for j in range(i)]
     return all(
         vanishes(sympy.diff(f[i], symbols[j]) - sympy.diff(f[j], symbols[i])) for i, j in pairs

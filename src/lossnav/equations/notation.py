@@ -1,7 +1,7 @@
 r"""Equations of motion as text, LaTeX and MathML, in the paper's arrangement.
 
 A symbol's primes become dots: ``theta1''`` is :math:`\ddot\theta_1`. The left side holds the
-acceleration and what is linear in a velocity, in that order, which a printer that sorts its terms
+acceleration and terms linear in a velocity, in that order, which a printer that sorts its terms
 would not keep.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html.entities
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,15 +58,29 @@ class _MathML(MathMLPresentationPrinter):  # type: ignore[misc]
 
     def _print_AppliedUndef(self, expr: Any) -> Any:
         # The base class prints every function's name in lower case, so L(theta) would be l(theta).
-        row = self.dom.createElement("mrow")
-        row.appendChild(self._print(sympy.Symbol(expr.func.__name__)))
-        row.appendChild(self._paren_comma_separated(*expr.args))
-        return row
+        name = self._print(sympy.Symbol(expr.func.__name__))
+        return self.row([name, self._paren_comma_separated(*expr.args)])
 
     def leaf(self, tag: str, text: str) -> Any:
         node = self.dom.createElement(tag)
         node.appendChild(self.dom.createTextNode(text))
         return node
+
+    def row(self, nodes: Iterable[Any]) -> Any:
+        row = self.dom.createElement("mrow")
+        for node in nodes:
+            row.appendChild(node.cloneNode(True))
+        return row
+
+    def math(self, nodes: Iterable[Any], **attributes: str) -> str:
+        """The text of a ``<math>`` element, with a minus for each hyphen and a plain e."""
+        root = self.dom.createElement("math")
+        for name, value in {"xmlns": "http://www.w3.org/1998/Math/MathML", **attributes}.items():
+            root.setAttribute(name, value)
+        for node in nodes:
+            root.appendChild(node)
+        text = _ENTITY.sub(_character, root.toxml()).replace("<mo>-</mo>", "<mo>\u2212</mo>")
+        return text.replace("<mi>\u2147</mi>", "<mi>e</mi>")
 
 
 def latex(expr: sympy.Basic) -> str:
@@ -83,15 +97,11 @@ def mathml(expr: sympy.Basic) -> str:
     """Presentation MathML of any expression, with dots for primes, as a ``<math>`` element.
 
     Examples:
-        >>> mathml(sympy.Symbol("x'"))
-        '<math xmlns="http://www.w3.org/1998/Math/MathML" displaystyle="true"><mover accent="false"><mi>x</mi><mo>\u02d9</mo></mover></math>'
+        >>> mathml(sympy.Symbol("x'")).partition(">")[2]
+        '<mover accent="false"><mi>x</mi><mo>\u02d9</mo></mover></math>'
     """
     printer = _MathML()
-    root = printer.dom.createElement("math")
-    root.setAttribute("xmlns", "http://www.w3.org/1998/Math/MathML")
-    root.setAttribute("displaystyle", "true")
-    root.appendChild(printer._print(expr))
-    return _xml(root)
+    return printer.math([printer._print(expr)], displaystyle="true")
 
 
 @dataclass(frozen=True)
@@ -122,17 +132,11 @@ class Equation:
         parts = self._assemble(
             printer._print,
             lambda sign: printer.leaf("mo", "\u2212" if sign == "-" else sign),
-            lambda node: _fenced(printer, node),
+            lambda node: printer.row([printer.leaf("mo", "("), node, printer.leaf("mo", ")")]),
             printer.leaf("mo", "\u2062"),
         )
-        root = printer.dom.createElement("math")
-        root.setAttribute("xmlns", "http://www.w3.org/1998/Math/MathML")
-        root.setAttribute("display", "block")
-        row = printer.dom.createElement("mrow")
-        for node in (*parts, printer.leaf("mo", "="), printer._print(self.right)):
-            row.appendChild(node.cloneNode(True))
-        root.appendChild(row)
-        return _xml(root)
+        nodes = (*parts, printer.leaf("mo", "="), printer._print(self.right))
+        return printer.math([printer.row(nodes)], display="block")
 
     def _assemble(
         self, write: Callable[[Any], T], sign: Callable[[str], T], fence: Callable[[T], T], times: T
@@ -147,19 +151,6 @@ class Equation:
                 parts += [fence(write(size)) if size.is_Add else write(size), times]
             parts.append(write(symbol))
         return parts
-
-
-def _xml(root: Any) -> str:
-    """The text of an element, with a minus for each hyphen and a plain e, which every font has."""
-    text = _ENTITY.sub(_character, root.toxml())
-    return text.replace("<mo>-</mo>", "<mo>\u2212</mo>").replace("<mi>\u2147</mi>", "<mi>e</mi>")
-
-
-def _fenced(printer: _MathML, node: Any) -> Any:
-    row = printer.dom.createElement("mrow")
-    for part in (printer.leaf("mo", "("), node, printer.leaf("mo", ")")):
-        row.appendChild(part)
-    return row
 
 
 def _character(entity: re.Match[str]) -> str:

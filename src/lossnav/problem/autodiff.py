@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.landscapes import Loss, coordinate_names
 
@@ -22,18 +24,27 @@ class _AutodiffLoss(Loss):
         self.fn = fn
         self.names = coordinate_names(names)
 
-    def _missing(self) -> ImportError:
-        return ImportError(
-            f"{type(self).__name__} needs the package {self._extra}: pip install lossnav[{self._extra}]"
-        )
+    def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
+        try:
+            orders = self._orders[: order + 1]
+        except ImportError:
+            raise ImportError(
+                f"{type(self).__name__} needs the package {self._extra}: "
+                f"pip install lossnav[{self._extra}]"
+            ) from None
+        points = checks.points(theta, self.dim)
+        flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))
+        results = self._run(orders, flat)
+        return tuple(r.reshape(points.shape[:-1] + r.shape[1:]) for r in results)
 
-    def _flat(self, theta: ArrayLike) -> tuple[FloatArray, tuple[int, ...]]:
-        points = np.asarray(theta, dtype=np.float64)
-        if points.ndim == 0 or (self.dim is not None and points.shape[-1] != self.dim):
-            raise ValueError(
-                f"theta has shape {points.shape}; its last axis must hold {self.dim} coordinates."
-            )
-        return points.reshape(-1, points.shape[-1]), points.shape[:-1]
+    @property
+    @abc.abstractmethod
+    def _orders(self) -> list[Callable[..., Any]]:
+        """The loss, its gradient and its Hessian, each on many points."""
+
+    @abc.abstractmethod
+    def _run(self, orders: list[Callable[..., Any]], points: FloatArray) -> list[FloatArray]:
+        """The results as NumPy arrays."""
 
 
 class TorchLoss(_AutodiffLoss):
@@ -54,23 +65,16 @@ class TorchLoss(_AutodiffLoss):
 
     @cached_property
     def _orders(self) -> list[Callable[..., Any]]:
-        try:
-            import torch
-        except ImportError:
-            raise self._missing() from None
-        fn = torch.func
-        slope = fn.grad(self.fn)
-        value = [self.fn, slope, fn.jacrev(slope)]
-        return [fn.vmap(f) for f in value]
+        from torch.func import grad, jacrev, vmap
 
-    def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
-        orders = self._orders
+        slope = grad(self.fn)
+        return [vmap(f) for f in (self.fn, slope, jacrev(slope))]
+
+    def _run(self, orders: list[Callable[..., Any]], points: FloatArray) -> list[FloatArray]:
         import torch
 
-        points, batch = self._flat(theta)
-        tensor = torch.from_numpy(np.ascontiguousarray(points))
-        results = [f(tensor).detach().numpy() for f in orders[: order + 1]]
-        return tuple(r.reshape(batch + r.shape[1:]) for r in results)
+        tensor = torch.from_numpy(points)
+        return [f(tensor).detach().numpy() for f in orders]
 
 
 class JaxLoss(_AutodiffLoss):
@@ -90,18 +94,12 @@ class JaxLoss(_AutodiffLoss):
 
     @cached_property
     def _orders(self) -> list[Callable[..., Any]]:
-        try:
-            import jax
-        except ImportError:
-            raise self._missing() from None
-        value = [self.fn, jax.grad(self.fn), jax.hessian(self.fn)]
-        return [jax.jit(jax.vmap(f)) for f in value]
-
-    def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
-        orders = self._orders
         import jax
 
-        points, batch = self._flat(theta)
+        return [jax.jit(jax.vmap(f)) for f in (self.fn, jax.grad(self.fn), jax.hessian(self.fn))]
+
+    def _run(self, orders: list[Callable[..., Any]], points: FloatArray) -> list[FloatArray]:
+        import jax
+
         with jax.enable_x64(True):
-            results = [np.asarray(f(points)) for f in orders[: order + 1]]
-        return tuple(r.reshape(batch + r.shape[1:]) for r in results)
+            return [np.asarray(f(points)) for f in orders]

@@ -1,11 +1,12 @@
 r"""Beliefs about the landscape, as more coordinates of an Objective (paper Secs. 5 and 6).
 
-Learning what the landscape is like, and how sure one is of each weight, needs no second machinery:
-both are the same objective in a larger space, so `derive` and `solve` serve them as they are.
+Estimates of the gradient and curvature, or of the uncertainty of each weight, are further
+coordinates of the same objective, so `derive` and `solve` need no change for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from lossnav.problem.objective import Objective
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The settings that `adaptive` was given, besides the constants of an Objective."""
+    """The settings of `adaptive`, besides the constants of an Objective."""
 
     observation: str
     kappa: float
@@ -32,17 +33,50 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class WeightUncertainty:
-    """The settings that `weight_uncertainty` was given."""
+    """The settings of `weight_uncertainty`."""
 
     variance: str
     entropy: bool
     order: int
 
 
-class _Believed(Function):
-    """A loss in the larger space of a belief, which remembers how it was made."""
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    r"""A normal belief about the distance to the minimum, and about noise in the gradients.
+
+    With x the distance of theta from the minimum of a loss of curvature H, gradients are
+    :math:`g=Hx+\mathcal N(0,V)`, independent of each other. Before the first gradient
+    :math:`x\sim\mathcal N(\bar x, P_0)`, and with each step the minimum moves by
+    :math:`\mathcal N(0,Q)`. `lossnav.learning_rule` takes it as ``belief``.
+
+    Args:
+        noise: V, the variance of one gradient, positive.
+        prior: :math:`P_0`, the variance of x before the first gradient, positive; infinite (the
+            default) if nothing is known.
+        wandering: Q, the variance of the minimum's move in one step, zero or more.
+        mean: The mean of x before the first gradient.
+
+    Each is a number, one number for each coordinate (in the shape of theta), or, except for the
+    mean, a covariance matrix over all coordinates.
+
+    Examples:
+        >>> Gaussian(noise=0.1, prior=[1.0, 4.0])
+        Gaussian(noise=0.1, prior=[1.0, 4.0], wandering=0.0, mean=0.0)
+    """
+
+    noise: Any
+    prior: Any = math.inf
+    wandering: Any = 0.0
+    mean: Any = 0.0
+
+
+class BelievedLoss(Function):
+    """A loss in the larger space of a belief, with the settings that made it."""
 
     settings: Adaptive | WeightUncertainty
+
+    def _summary(self) -> str:
+        return repr(self.settings)
 
 
 def belief_of(objective: Objective) -> Adaptive | WeightUncertainty | None:
@@ -52,7 +86,7 @@ def belief_of(objective: Objective) -> Adaptive | WeightUncertainty | None:
         >>> belief_of(adaptive([0.3], kappa=2.0)).kappa
         2.0
     """
-    return objective.loss.settings if isinstance(objective.loss, _Believed) else None
+    return objective.loss.settings if isinstance(objective.loss, BelievedLoss) else None
 
 
 def _numbered(letter: str, n: int) -> tuple[str, ...]:
@@ -72,25 +106,27 @@ def adaptive(
     k: float = 1.0,
     gamma: float = 0.0,
 ) -> Objective:
-    r"""A learner that estimates gradient and curvature while it moves: Adam's objective (Sec. 5, App. H).
+    r"""A learner that estimates gradient and curvature as it moves: Adam's objective (Sec. 5).
 
     The coordinates are :math:`(\theta, m, v)`. The believed loss is
     :math:`m^T(\theta-\theta_0)+\frac\kappa2 \sum_i v_i(\theta_i-\theta_{0i})^2`; the prior is
     Ornstein-Uhlenbeck, :math:`\dot m=-\alpha_1 m+\xi_1\cdot`\ noise and likewise v with
     :math:`\alpha_2, \xi_2`; observed gradients ``g`` inform m and v through one of
 
-    - ``"moments"`` (main text): :math:`\frac{(g-m)^2}{2\sigma_1^2}+\frac{[v-(g-m)^2]^2}{2\sigma_2^2}`;
+    - ``"moments"`` (main text):
+      :math:`\frac{(g-m)^2}{2\sigma_1^2}+\frac{[v-(g-m)^2]^2}{2\sigma_2^2}`;
     - ``"gaussian"`` (App. H): :math:`\frac{(g-m)^2}{2v}+\frac12\log 2\pi v`.
 
-    So :math:`G/\eta=\mathrm{diag}(1/\eta, 1/\xi_1^2, 1/\xi_2^2)` and :math:`f=(0,-\alpha_1m,-\alpha_2v)`.
+    So :math:`G/\eta=\mathrm{diag}(1/\eta, 1/\xi_1^2, 1/\xi_2^2)` and
+    :math:`f=(0,-\alpha_1m,-\alpha_2v)`.
 
     Args:
         g: The observed gradient ``(n,)``.
-        theta0: Where the local picture is centred ``(n,)``; zero by default.
-        observation: Which observation model.
+        theta0: Center of the local quadratic model ``(n,)``; zero by default.
+        observation: The observation model.
         kappa: Curvature for each unit of gradient variance, positive.
         alpha: Decay rates of m and v, zero or more.
-        xi: How fast uncertainty about m and v grows, positive.
+        xi: Growth rates of the uncertainty about m and v, positive.
         sigma: Observation noise of m and v, positive (``"moments"`` only).
 
     Returns:
@@ -116,15 +152,15 @@ def adaptive(
         constants[f"xi{i + 1}"] = checks.positive(f"xi[{i}]", xi[i])
         constants[f"sigma{i + 1}"] = checks.positive(f"sigma[{i}]", sigma[i])
     letter = {name: sympy.Symbol(name, positive=True) for name in constants}
-    seen = [sympy.Symbol(name, real=True) for name in _numbered("g", n)]
+    observed = [sympy.Symbol(name, real=True) for name in _numbered("g", n)]
     origin = [sympy.Symbol(f"{name}_0", real=True) for name in _numbered("theta", n)]
-    constants |= {s.name: float(x) for s, x in zip(seen, gradient, strict=True)}
+    constants |= {s.name: float(x) for s, x in zip(observed, gradient, strict=True)}
     constants |= {s.name: float(x) for s, x in zip(origin, center, strict=True)}
 
     def loss(state: Any) -> Any:
         theta, m, v = state[:n], state[n : 2 * n], state[2 * n :]
         x = theta - np.array(origin, dtype=object)
-        miss = np.array(seen, dtype=object) - m
+        miss = np.array(observed, dtype=object) - m
         believed = np.sum(m * x) + letter["kappa"] / 2 * np.sum(v * x**2)
         if observation == "gaussian":
             evidence = np.sum(miss**2 / (2 * v) + np.log(2 * sympy.pi * v) / 2)
@@ -143,20 +179,14 @@ def adaptive(
 
     names = [*_numbered("theta", n), *_numbered("m", n), *_numbered("v", n)]
     positive = names[2 * n :] if observation == "gaussian" else ()
-    believed = _Believed(loss, names, constants=constants, positive=positive)
-    pairs = {
-        letters: (constants[f"{letters}1"], constants[f"{letters}2"])
-        for letters in ("alpha", "xi", "sigma")
-    }
-    believed.settings = Adaptive(observation, constants["kappa"], **pairs)
-    return Objective(
-        believed,
-        metric=Metric(metric, dim=3 * n, constants=constants),
-        drift=Drift(drift, dim=3 * n, constants=constants),
-        eta=eta,
-        k=k,
-        gamma=gamma,
+    believed = BelievedLoss(loss, names, constants=constants, positive=positive)
+    pairs = (
+        (constants[f"{letters}1"], constants[f"{letters}2"]) for letters in ("alpha", "xi", "sigma")
     )
+    believed.settings = Adaptive(observation, constants["kappa"], *pairs)
+    G = Metric(metric, dim=3 * n, constants=constants)
+    f = Drift(drift, dim=3 * n, constants=constants)
+    return Objective(believed, G, f, eta, checks.positive("k", k), gamma)
 
 
 def weight_uncertainty(
@@ -170,21 +200,21 @@ def weight_uncertainty(
     k: float = 1.0,
     gamma: float = 0.0,
 ) -> Objective:
-    r"""A learner that holds a normal distribution over each weight (paper Sec. 6, App. I).
+    r"""A learner with a normal distribution over each weight (paper Sec. 6, App. I).
 
-    Each weight is :math:`\mathcal N(\mu_i, v_i)`. Changing the distribution costs its Fisher length,
-    :math:`G=\mathrm{diag}(1/v, 1/(2v^2))`, and the loss is
+    Each weight is :math:`\mathcal N(\mu_i, v_i)`. Changing the distribution costs its Fisher
+    length, :math:`G=\mathrm{diag}(1/v, 1/(2v^2))`, and the loss is
 
     .. math:: \mathbb E\,L(\theta) - \tfrac1k\sum_i\tfrac12\log(2\pi e\,v_i), \qquad
               \mathbb E\,L = \exp\!\Big(\tfrac12\sum_i v_i\,\partial_i^2\Big)L(\mu).
 
-    The series of the expectation ends by itself for a polynomial loss and is then exact; for other
-    losses it is cut after ``order`` terms (1: the paper's quadratic picture).
+    The series of the expectation is finite, and so exact, for a polynomial loss; for other losses
+    it is cut after ``order`` terms (1: the paper's quadratic model).
 
     Args:
         loss: A landscape in n weights with a formula, or a callable with ``names``.
         names: Names of the weights, for a plain callable.
-        variance: ``"plain"`` has coordinates v; ``"log"`` has s = log v, positive by itself.
+        variance: ``"plain"`` has coordinates v; ``"log"`` has s = log v, so that v is positive.
         entropy: Whether to reward entropy; without it, v shrinks to zero.
         order: Terms of the expectation for a loss that is not a polynomial.
 
@@ -228,17 +258,10 @@ def weight_uncertainty(
     last = _numbered("v" if variance == "plain" else "s", n)
     positive = last if variance == "plain" else ()
     constants = getattr(base, "constants", {})
-    believed = _Believed(
-        expected, [*_numbered("mu", n), *last], constants=constants, positive=positive
-    )
+    coordinates = [*_numbered("mu", n), *last]
+    believed = BelievedLoss(expected, coordinates, constants=constants, positive=positive)
     believed.settings = WeightUncertainty(variance, entropy, order)
-    return Objective(
-        believed,
-        metric=metric,
-        eta=eta,
-        k=k,
-        gamma=gamma,
-    )
+    return Objective(believed, metric, None, eta, checks.positive("k", k), gamma)
 
 
 def _expectation(loss: Any, mu: Sequence[Any], v: Sequence[Any], order: int) -> Any:

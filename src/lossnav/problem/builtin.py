@@ -1,4 +1,4 @@
-"""Problems by name or from a TOML file: an objective, a start and what it is about."""
+"""Problems by name or from a TOML file: an objective, a start and a description."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Problem:
     Attributes:
         name: The built-in name, or the file's name without its ending.
         objective: The assumptions.
-        theta0: Where the path starts ``(D,)``, or None if the file does not say.
-        description: One line for the reader.
+        theta0: Start of the path ``(D,)``, or None if the file does not give one.
+        description: One line of text.
 
     Examples:
         >>> problem("quadratic").theta0
@@ -48,10 +48,6 @@ def problem(name_or_path: str | os.PathLike[str]) -> Problem:
         >>> found = problem("double-well")
         >>> found.objective.gamma, found.theta0
         (0.1, array([-0.6 ,  0.55]))
-        >>> problem("double-wel")
-        Traceback (most recent call last):
-        ...
-        lossnav.problem.toml_files.ProblemError: There is no built-in problem named 'double-wel'. Did you mean 'double-well'?
     """
     if not isinstance(name_or_path, str | os.PathLike):
         raise TypeError(

@@ -1,12 +1,13 @@
-"""Parameter-space geometry: metrics G that price a move, and drifts f that move without us.
+"""Parameter-space geometry: metrics G, which price motion, and drifts f, which cost nothing.
 
-The cost of motion in the objective is (1/2 eta) (v - f)^T G (v - f) (paper Sec. 4). Each piece is
-either constant or linear, known in closed form, or a traced function of theta.
+The cost of motion in the objective is (1/2 eta) (v - f)^T G (v - f) (paper Sec. 4). A metric or a
+drift is constant, affine or a traced function of theta.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,7 +41,7 @@ class Field(abc.ABC):
 
         Derivative axes come last: the Jacobian of a drift has shape ``(..., D, D)``.
         """
-        points = _points(theta)
+        points = checks.points(theta)
         return self._jet(points.shape[-1])(points, order)
 
     def __call__(self, theta: ArrayLike) -> FloatArray:
@@ -61,10 +62,16 @@ class Field(abc.ABC):
         compiled = self.__dict__.setdefault("_compiled", {})
         if dim not in compiled:
             symbols = coordinates(default_names(dim), self._positive(dim))
-            compiled[dim] = Jet(
-                self.entries(symbols), symbols, getattr(self, "constants", {}), self._kind
-            )
+            constants = getattr(self, "constants", {})
+            compiled[dim] = Jet(self.entries(symbols), symbols, constants, self._kind)
         return compiled[dim]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._summary()})"
+
+    def _summary(self) -> str:
+        """The arguments, in short."""
+        return "" if self.dim is None else f"dim={self.dim}"
 
     _kind = "field"
 
@@ -91,11 +98,10 @@ class _TracedField(Field):
     def bind(self, **constants: float) -> Self:
         if self.constants | constants == self.constants:
             return self
-        copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.__dict__.pop("_compiled", None)
-        copy.constants = self.constants | constants
-        return copy
+        bound = copy.copy(self)
+        bound.__dict__.pop("_compiled", None)
+        bound.constants = self.constants | constants
+        return bound
 
     def entries(self, symbols: Sequence[sympy.Symbol]) -> np.ndarray:
         from lossnav._base.symbolic import trace
@@ -113,7 +119,7 @@ class _TracedField(Field):
 
 
 class Metric(_TracedField):
-    r"""A metric that depends on where we are, :math:`G(\theta)`, traced once (paper Eq. 8).
+    r"""A metric that depends on the position, :math:`G(\theta)`, traced once (paper Eq. 8).
 
     Args:
         fn: Maps D coordinates to a symmetric ``D x D`` nested list or array.
@@ -158,11 +164,14 @@ class ConstantMetric(Field):
         self.G = checks.positive_definite("G", G)
         self.dim = len(self.G)
 
+    def _summary(self) -> str:
+        return checks.brief(self.G)
+
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:
         return np.zeros((dim, dim, dim)), checks.square("G", self.G, dim)
 
     def jet(self, theta: ArrayLike, order: int = 0) -> tuple[FloatArray, ...]:
-        points = _points(theta)
+        points = checks.points(theta)
         dim = points.shape[-1]
         parts = [checks.square("G", self.G, dim)]
         parts += [np.zeros((dim,) * (2 + n)) for n in range(1, order + 1)]
@@ -190,6 +199,9 @@ class FisherGaussian(Metric):
             raise ValueError(f"FisherGaussian needs at least one normal, but n is {n}.")
         self.n = n
         super().__init__(self._formula, dim=2 * n)
+
+    def _summary(self) -> str:
+        return f"{self.n}"
 
     def bind(self, **constants: float) -> Self:
         return self  # it has none, so it stays compiled
@@ -235,24 +247,28 @@ class LinearDrift(Field):
     _kind = "drift"
 
     def __init__(self, J: ArrayLike, c: ArrayLike | None = None) -> None:
-        self._J = checks.square("J", J)
-        self.dim = len(self._J)
+        self._slope = checks.square("J", J)
+        self.dim = len(self._slope)
         self._c = np.zeros(self.dim) if c is None else checks.point("c", c, self.dim)
 
+    def _summary(self) -> str:
+        offset = f", c={checks.brief(self._c)}" if self._c.any() else ""
+        return checks.brief(self._slope) + offset
+
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:
-        return checks.square("J", self._J, dim), self._c
+        return checks.square("J", self._slope, dim), self._c
 
     def jet(self, theta: ArrayLike, order: int = 0) -> tuple[FloatArray, ...]:
-        points = _points(theta)
+        points = checks.points(theta)
         dim = points.shape[-1]
-        J, c = self.affine(dim)
-        parts = [J, np.zeros((dim, dim, dim))][:order]
+        slope, c = self.affine(dim)
+        parts = [slope, np.zeros((dim, dim, dim))][:order]
         rest = (np.broadcast_to(a, points.shape[:-1] + a.shape) for a in parts)
-        return points @ J.T + c, *rest
+        return points @ slope.T + c, *rest
 
     def entries(self, symbols: Sequence[sympy.Symbol]) -> np.ndarray:
-        J, c = self.affine(len(symbols))
-        return _exact_array(J) @ np.array(symbols, dtype=object) + _exact_array(c)
+        slope, c = self.affine(len(symbols))
+        return _exact_array(slope) @ np.array(symbols, dtype=object) + _exact_array(c)
 
 
 class Decay(LinearDrift):
@@ -269,10 +285,12 @@ class Decay(LinearDrift):
     def __init__(self, j: ArrayLike) -> None:
         self.j = checks.finite_array("j", j)
         if self.j.ndim > 1 or (self.j < 0).any():
-            raise ValueError(
-                f"The decay rate j is {self.j.tolist()!r:.80}, but it must be a number or vector >= 0."
-            )
+            rate = f"{self.j.tolist()!r:.80}"
+            raise ValueError(f"The decay rate j is {rate}, but it must be a number or vector >= 0.")
         self.dim = self.j.size if self.j.ndim else None
+
+    def _summary(self) -> str:
+        return checks.brief(self.j)
 
     def affine(self, dim: int) -> tuple[FloatArray, FloatArray]:
         rates = np.full(dim, self.j) if self.j.ndim == 0 else checks.point("j", self.j, dim)
@@ -295,7 +313,8 @@ class Rotation(LinearDrift):
         if values.ndim == 0:
             values = float(values) * np.array([[0.0, -1.0], [1.0, 0.0]])
         super().__init__(values)
-        if np.abs(self._J + self._J.T).max() > 1e-12 * max(1.0, np.abs(self._J).max()):
+        gap = np.abs(self._slope + self._slope.T).max()
+        if gap > 1e-12 * max(1.0, np.abs(self._slope).max()):
             raise ValueError(
                 "J is not skew-symmetric (J.T == -J), so it does not only rotate; use LinearDrift."
             )
@@ -303,19 +322,19 @@ class Rotation(LinearDrift):
 
 def as_metric(metric: Any) -> Field | None:
     """A metric from None (Euclidean), a metric, an array or a callable."""
-    if metric is None or (isinstance(metric, Field) and metric._kind == "metric"):
-        return metric
-    if isinstance(metric, Field):
+    if isinstance(metric, Field) and metric._kind == "drift":
         raise TypeError(f"{type(metric).__name__} is a drift; pass it as drift=.")
+    if metric is None or isinstance(metric, Field):
+        return metric
     return Metric(metric) if callable(metric) else ConstantMetric(metric)
 
 
 def as_drift(drift: Any) -> Field | None:
     """A drift from None (none), a drift or a callable."""
-    if drift is None or (isinstance(drift, Field) and drift._kind == "drift"):
-        return drift
-    if isinstance(drift, Field):
+    if isinstance(drift, Field) and drift._kind == "metric":
         raise TypeError(f"{type(drift).__name__} is a metric; pass it as metric=.")
+    if drift is None or isinstance(drift, Field):
+        return drift
     if callable(drift):
         return Drift(drift)
     raise TypeError(
@@ -331,12 +350,3 @@ def _exact_array(values: FloatArray) -> np.ndarray:
     for index in np.ndindex(values.shape):
         result[index] = exact(values[index])
     return result
-
-
-def _points(theta: ArrayLike) -> FloatArray:
-    points = np.asarray(theta, dtype=np.float64)
-    if points.ndim == 0 or points.shape[-1] == 0:
-        raise ValueError(
-            f"theta has shape {points.shape}, but its last axis must hold the coordinates."
-        )
-    return points

@@ -1,14 +1,16 @@
-"""Losses: the landscape that a learner walks on.
+"""Losses: value, gradient and Hessian at many points at once, and the formula where there is one.
 
-A `Loss` gives its value, gradient and Hessian at many points at once, and, where it has a formula,
-that formula. There is one definition of each loss and no hand-written gradient beside it: a
-callable is traced with symbols (`Function`), text is read through a whitelist (`Expression`), and
-models without a formula use automatic differentiation (`lossnav.problem.autodiff`).
+Each loss is defined once, without a hand-written gradient beside it: a callable is traced with
+symbols (`Function`), text is read through a whitelist (`Expression`), and models without a formula
+use automatic differentiation (`lossnav.problem.autodiff`).
 """
 
 from __future__ import annotations
 
 import abc
+import copy
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -31,10 +33,12 @@ class Loss(abc.ABC):
     Attributes:
         names: Names of the coordinates, or ``None`` while the dimension is open.
         positive: The names of coordinates that are positive by definition.
+        timed: Whether the loss changes with time. It is then evaluated by `jet_in_time`.
     """
 
     names: tuple[str, ...] | None = None
     positive: tuple[str, ...] = ()
+    timed: bool = False
 
     @property
     def dim(self) -> int | None:
@@ -46,8 +50,18 @@ class Loss(abc.ABC):
         """Value ``(...)``, gradient ``(..., D)`` and Hessian ``(..., D, D)`` up to ``order``."""
 
     def jet_at(self, theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
-        """The same at one point ``(D,)``: for what is followed step by step."""
+        """The same at one point ``(D,)``; a subclass may do this faster."""
         return self.jet(theta, order)
+
+    def jet_in_time(
+        self, theta: FloatArray, t: FloatArray | None, order: int = 2
+    ) -> tuple[FloatArray, ...]:
+        """The same at points ``(..., D)`` and times ``t`` ``(...)``, ignored by most losses."""
+        return self.jet(theta, order)
+
+    def at(self, t: float) -> Loss:
+        """The loss at one time."""
+        return self
 
     def __call__(self, theta: ArrayLike) -> FloatArray:
         """The loss at points ``theta`` of shape ``(..., D)``."""
@@ -66,7 +80,7 @@ class Loss(abc.ABC):
         return np.triu_indices(dim)
 
     def steady(self, dim: int) -> FloatArray:
-        """The entries `bends` that are the same everywhere; NaN for the others."""
+        """The constant entries of `bends`; NaN for the others."""
         return np.full(dim * (dim + 1) // 2, np.nan)
 
     def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -77,8 +91,8 @@ class Loss(abc.ABC):
     def expression(self, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
         """The loss as a formula in ``symbols``."""
         raise TypeError(
-            f"{type(self).__name__} has no formula, so nothing can be derived from it symbolically: "
-            "write the loss as a callable of theta or as an Expression."
+            f"{type(self).__name__} has no formula, so nothing can be derived from it "
+            "symbolically: write the loss as a callable of theta or as an Expression."
         )
 
     def quadratic(self) -> tuple[FloatArray, FloatArray, float, FloatArray] | None:
@@ -89,13 +103,20 @@ class Loss(abc.ABC):
         """The same loss with its dimension or named constants filled in."""
         return self
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._summary()})"
+
+    def _summary(self) -> str:
+        """The arguments, in short."""
+        return "" if self.names is None else f"names={_listed(self.names)}"
+
 
 class Function(Loss):
     """A loss given by any callable that works on symbols; traced once.
 
     Args:
         fn: Maps an array of D coordinates to a scalar with arithmetic, NumPy's elementary functions
-            or SymPy's.
+            or SymPy's. A callable ``fn(theta, t)`` is a loss that changes with time.
         names: Names of the coordinates. May be left open; `solve` then takes D from ``theta0``.
         constants: Numbers for named constants (SymPy symbols) that ``fn`` uses.
         positive: Names of coordinates that are positive by definition.
@@ -119,6 +140,7 @@ class Function(Loss):
         if not callable(fn):
             raise TypeError(f"A loss must be callable, but a {type(fn).__name__} was given.")
         self.fn = fn
+        self.timed = _takes_time(fn)
         self.names = coordinate_names(names)
         self.constants = dict(constants or {})
         self.positive = tuple(positive)
@@ -127,26 +149,51 @@ class Function(Loss):
         merged = self.constants | constants
         if (names is None or self.names is not None) and merged == self.constants:
             return self
-        copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.__dict__.pop("_jet", None)
+        bound = copy.copy(self)
+        if "_jet" in self.__dict__ and self._jet.constants:
+            del bound.__dict__["_jet"]  # compiled with the numbers of its constants
         if self.names is None and names is not None:
-            copy.names = tuple(names)
-        copy.constants = merged
-        return copy
+            bound.names = tuple(names)
+        bound.constants = merged
+        return bound
 
     def expression(self, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
-        from lossnav._base.symbolic import trace
+        from lossnav._base.symbolic import TIME, trace
 
-        traced = trace(self.fn, symbols, "loss")
+        if self.timed:
+            traced = trace(lambda x: self.fn(x[:-1], x[-1]), [*symbols, TIME], "loss")
+        else:
+            traced = trace(self.fn, symbols, "loss")
         if traced.size != 1:
             raise TypeError(f"The loss returned an array of shape {traced.shape}, not a scalar.")
         return traced.item()
 
+    def kinks(self, theta: ArrayLike) -> FloatArray:
+        """The arguments of the absolute values in the formula at one point, in no order."""
+        from sympy import Abs
+
+        from lossnav._base.symbolic import compiled
+
+        symbols, formula = self._jet.symbols, self._jet.entries.item()
+        inner = [node.args[0] for node in formula.atoms(Abs)]
+        if not inner:
+            return np.zeros(0)
+        values = compiled(symbols, inner)(*np.asarray(theta, dtype=np.float64))
+        return np.array(values, dtype=np.float64)
+
+    def smoothed(self, width: float) -> Function:
+        """The loss with sqrt(u^2 + width^2) for each absolute value abs(u)."""
+        import sympy
+
+        symbols, formula = self._jet.symbols, self._jet.entries.item()
+        return self._rewritten(
+            symbols, formula.replace(sympy.Abs, lambda u: sympy.sqrt(u**2 + width**2))
+        )
+
     @cached_property
     def _jet(self) -> Jet:
         from lossnav._base.jets import Jet
-        from lossnav._base.symbolic import coordinates
+        from lossnav._base.symbolic import TIME, coordinates
 
         if self.names is None:
             raise ValueError(
@@ -154,12 +201,42 @@ class Function(Loss):
                 'pass names=["x", "y"] to Objective or Function.'
             )
         symbols = coordinates(self.names, self.positive)
-        entry = np.empty((), dtype=object)
-        entry[()] = self.expression(symbols)
-        return Jet(entry, symbols, self.constants, "loss")
+        entry = np.array(self.expression(symbols), dtype=object)
+        return Jet(entry, [*symbols, TIME] if self.timed else symbols, self.constants, "loss")
 
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
-        return self._jet(_points(theta, self._jet.symbols), order)
+        if self.timed:
+            raise ValueError(
+                "The loss changes with time: use loss.at(t), the loss at one time, or "
+                "loss.jet_in_time(theta, t)."
+            )
+        return self._jet(checks.points(theta, len(self._jet.symbols)), order)
+
+    def jet_in_time(
+        self, theta: FloatArray, t: FloatArray | None, order: int = 2
+    ) -> tuple[FloatArray, ...]:
+        if not self.timed or t is None:
+            return self.jet(theta, order)
+        dim = theta.shape[-1]
+        parts = self._jet(np.concatenate([theta, np.asarray(t)[..., None]], axis=-1), order)
+        slopes = tuple(part[..., :dim] for part in parts[1:2])
+        return parts[:1] + slopes + tuple(part[..., :dim, :dim] for part in parts[2:])
+
+    def at(self, t: float) -> Loss:
+        if not self.timed:
+            return self
+        from lossnav._base.symbolic import TIME, exact
+
+        symbols, formula = self._jet.symbols[:-1], self._jet.entries.item()
+        return self._rewritten(symbols, formula.xreplace({TIME: exact(float(t))}))
+
+    def _rewritten(self, symbols: Sequence[sympy.Symbol], formula: sympy.Expr) -> Function:
+        """A loss with another formula in the same coordinates."""
+
+        def fn(theta: Any) -> Any:
+            return formula.xreplace(dict(zip(symbols, (x._sympy_() for x in theta), strict=True)))
+
+        return Function(fn, self.names, constants=self.constants, positive=self.positive)
 
     def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
         return self._jet.bends
@@ -171,7 +248,7 @@ class Function(Loss):
         return self._jet.sparse(theta)
 
     def quadratic(self) -> tuple[FloatArray, FloatArray, float, FloatArray] | None:
-        if self._jet.degree is None:
+        if self.timed or self._jet.degree is None:
             return None
         origin = np.zeros(len(self._jet.symbols))
         value, g, H = self.jet(origin)
@@ -182,35 +259,42 @@ class Expression(Function):
     """A loss typed as text, in declared variables; safe for input from files or a web page.
 
     Args:
-        text: A formula with ``+ - * / **``, brackets, ``pi`` and elementary functions.
+        text: A formula with ``+ - * / **``, brackets, ``pi`` and elementary functions; ``t`` is
+            the time.
         variables: The coordinates, in order.
 
     Examples:
         >>> Expression("(x**2 - 1)**2 + y**2 - x/2", ["x", "y"])([1.0, 2.0]).item()
         3.5
-        >>> Expression("__import__('os')", ["x"])
+        >>> Expression("x.__class__", ["x"])
         Traceback (most recent call last):
         ...
-        lossnav._base.expressions.ExpressionError: '__import__' is not a known function. Known: abs, acos, asin, atan, cos, cosh, exp, log, sin, sinh, sqrt, tan, tanh.
+        lossnav._base.expressions.ExpressionError: 'x.__class__' is not allowed in a formula.
     """
 
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         from lossnav._base.expressions import check_names, parse
-        from lossnav._base.symbolic import coordinates
+        from lossnav._base.symbolic import TIME, coordinates
 
         self.text = text
         variables = check_names(variables)
         symbols = coordinates(variables)
-        formula = parse(text, dict(zip(variables, symbols, strict=True)))
+        formula = parse(text, {"t": TIME} | dict(zip(variables, symbols, strict=True)))
 
         def substitute(theta: Sequence[Any]) -> sympy.Expr:
-            return formula.xreplace({s: t._sympy_() for s, t in zip(symbols, theta, strict=True)})
+            return formula.xreplace({s: x._sympy_() for s, x in zip(symbols, theta, strict=True)})
 
-        super().__init__(substitute, variables)
+        def substitute_in_time(theta: Sequence[Any], t: Any) -> sympy.Expr:
+            return substitute(theta)  # the time is a symbol already
+
+        super().__init__(substitute_in_time if formula.has(TIME) else substitute, variables)
+
+    def _summary(self) -> str:
+        return f"{self.text!r:.70}, {_listed(self.names or ())}"
 
 
 class Quadratic(Loss):
-    r"""The paper's workhorse, a quadratic loss (Sec. 3).
+    r"""A quadratic loss (paper Sec. 3).
 
     With ``minimum``: :math:`L = \tfrac12(\theta-\theta_*)^T H (\theta-\theta_*)`; with ``g``:
     :math:`L = g^T\theta + \tfrac12\theta^T H\theta`, where H may be singular or indefinite.
@@ -235,17 +319,18 @@ class Quadratic(Loss):
         dim = len(self.H)
         if g is not None and minimum is not None:
             raise ValueError("Give g or minimum, not both: each fixes the linear part of the loss.")
-        if g is not None:
-            self.center, self.g = np.zeros(dim), checks.point("g", g, dim)
-        else:
-            self.center = checks.point(
-                "minimum", np.zeros(dim) if minimum is None else minimum, dim
-            )
-            self.g = np.zeros(dim)
+        zero = np.zeros(dim)
+        self.g = zero if g is None else checks.point("g", g, dim)
+        self.center = zero if minimum is None else checks.point("minimum", minimum, dim)
         self.names = default_names(dim)
 
+    def _summary(self) -> str:
+        parts = {"H": self.H, "g": self.g, "minimum": self.center}
+        given = {name: a for name, a in parts.items() if name == "H" or a.any()}
+        return ", ".join(f"{name}={checks.brief(a)}" for name, a in given.items())
+
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
-        x = _points(theta, self.g) - self.center
+        x = checks.points(theta, len(self.g)) - self.center
         slope = x @ self.H
         value = x @ self.g + np.einsum("...i,...i->...", x, slope) / 2
         hess = np.broadcast_to(self.H, (*x.shape, x.shape[-1]))
@@ -272,10 +357,12 @@ class DoubleWell(Function):
     """
 
     def __init__(self, a: float = 1, b: float = 1, c: float = 1, d: float = -0.5) -> None:
-        self.a, self.b, self.c, self.d = (
-            checks.number(n, v) for n, v in zip("abcd", (a, b, c, d), strict=True)
-        )
+        given = {"a": a, "b": b, "c": c, "d": d}
+        self.a, self.b, self.c, self.d = (checks.number(*item) for item in given.items())
         super().__init__(self._formula, ("theta1", "theta2"))
+
+    def _summary(self) -> str:
+        return f"a={self.a:g}, b={self.b:g}, c={self.c:g}, d={self.d:g}"
 
     def _formula(self, theta: Any) -> Any:
         x, y = theta
@@ -350,6 +437,16 @@ class MuellerBrown(Function):
         )
 
 
+def _takes_time(fn: Callable[..., Any]) -> bool:
+    """Whether a callable must be given two arguments, theta and t."""
+    try:
+        given = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # built in
+        return False
+    needed = [p for p in given if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    return len(needed) == 2
+
+
 def coordinate_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
     """Names for the coordinates as a tuple, all different; None leaves the dimension open."""
     if names is None:
@@ -367,6 +464,11 @@ def as_loss(loss: Any) -> Loss:
     """A `Loss` from a Loss or any callable."""
     if isinstance(loss, Loss):
         return loss
+    if "torch" in sys.modules and isinstance(loss, sys.modules["torch"].nn.Module):
+        raise TypeError(
+            f"The loss is a torch module ({type(loss).__name__}), not a function of theta: use "
+            "ln.TorchLoss(fn), where fn maps a tensor of coordinates to a scalar tensor."
+        )
     if callable(loss):
         return Function(loss)
     raise TypeError(
@@ -375,10 +477,5 @@ def as_loss(loss: Any) -> Loss:
     )
 
 
-def _points(theta: ArrayLike, like: Sequence[Any] | FloatArray) -> FloatArray:
-    points = np.asarray(theta, dtype=np.float64)
-    if points.ndim == 0 or points.shape[-1] != len(like):
-        raise ValueError(
-            f"theta has shape {points.shape}, but its last axis must hold {len(like)} coordinates."
-        )
-    return points
+def _listed(names: Sequence[str]) -> str:
+    return f"{list(names)}" if len(names) <= 6 else f"{len(names)} coordinates"

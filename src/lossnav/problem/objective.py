@@ -1,4 +1,4 @@
-"""The objective: what a learner assumes, and the cost J of a path under it (paper Eq. 1)."""
+"""The objective: the assumptions of a learner, and the cost J of a path (paper Eq. 1)."""
 
 from __future__ import annotations
 
@@ -28,18 +28,24 @@ class Objective:
     .. math:: J = \int \left[\frac{1}{2\eta}(\dot\theta-f)^T G(\theta)(\dot\theta-f)
               + k L(\theta)\right] D(t)\,dt, \qquad D(t) = e^{-\gamma t}.
 
+    A ``terminal`` cost adds :math:`D(T)\,\Phi(\theta_T)` at the end of a finite horizon T (paper
+    App. A: the loss only at the end).
+
     Args:
-        loss: A landscape, or a callable ``theta -> scalar`` that works on symbols.
+        loss: A landscape, or a callable ``theta -> scalar`` that works on symbols. A callable of
+            ``(theta, t)``, or an `Expression` in ``t``, changes with time.
         metric: G: a metric, a positive definite array, or a callable; Euclidean by default.
         drift: f: a drift or a callable; none by default.
         eta: Learning rate, positive: how cheap motion is.
-        k: Weight of the loss, positive.
-        gamma: Discount rate, zero or more: large plans only the next moment.
-        discount: Any positive D(t) that works on symbols, in place of ``exp(-gamma t)``.
+        k: Weight of the loss; zero leaves only the cost of motion (geodesics, least action).
+        gamma: Discount rate, zero or more; a learner with a large one plans only the next moment.
+        discount: Any positive D(t) in place of ``exp(-gamma t)``: a callable that works on symbols,
+            or a formula in ``t`` as text.
+        terminal: Cost of where the path ends, Phi; a loss or a callable like ``loss``.
         names: Names of the coordinates, for a loss that has none.
 
-    A belief about the landscape (the fourth input) is made of more coordinates: see
-    `lossnav.problem.belief.adaptive` and `lossnav.problem.belief.weight_uncertainty`, which return Objectives.
+    A belief about the landscape (the fourth input) is made of more coordinates: see `adaptive` and
+    `weight_uncertainty` of `lossnav.problem.belief`, which return Objectives.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -50,6 +56,10 @@ class Objective:
         >>> stay = np.ones((5, 2))
         >>> round(objective.J(t, stay), 6)  # 2.5 times the integral of exp(-2 t)
         1.080831
+        >>> import lossnav as ln
+        >>> late = Objective(Quadratic([1.0]), k=0, terminal=Quadratic([3.0]))
+        >>> ln.solve(late, [1.0], horizon=2.0).end.round(6)  # 1/(1 + 3 T)
+        array([0.142857])
     """
 
     loss: Loss
@@ -59,9 +69,10 @@ class Objective:
     k: float = 1.0
     gamma: float = 0.0
     discount: Callable[[Any], Any] | None = None
+    terminal: Loss | None = field(default=None, kw_only=True)
     names: tuple[str, ...] | None = field(default=None, kw_only=True)
 
-    if TYPE_CHECKING:  # the inputs may be more than what they become
+    if TYPE_CHECKING:  # the inputs have more types than the attributes
 
         def __init__(
             self,
@@ -71,28 +82,38 @@ class Objective:
             eta: float = 1.0,
             k: float = 1.0,
             gamma: float = 0.0,
-            discount: Callable[[Any], Any] | None = None,
+            discount: Callable[[Any], Any] | str | None = None,
             *,
+            terminal: Loss | Callable[..., Any] | None = None,
             names: Sequence[str] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         constants = {
             "eta": checks.positive("eta", self.eta),
-            "k": checks.positive("k", self.k),
+            "k": checks.non_negative("k", self.k),
             "gamma": checks.non_negative("gamma", self.gamma),
         }
         if self.discount is not None and self.gamma:
             raise ValueError("Give gamma or discount, not both: each is the whole of D(t).")
+        if isinstance(self.discount, str):
+            object.__setattr__(self, "discount", _formula_of_time(self.discount))
         if self.discount is not None and not callable(self.discount):
             raise TypeError(
-                f"The discount is a {type(self.discount).__name__}: pass a callable t -> D(t)."
+                f"The discount is a {type(self.discount).__name__}: pass a callable t -> D(t), or "
+                'a formula such as "1/(1 + t)**2".'
             )
         loss, metric, drift = as_loss(self.loss), as_metric(self.metric), as_drift(self.drift)
-        names = self._named(loss, metric, drift)
+        terminal = None if self.terminal is None else as_loss(self.terminal)
+        if terminal is not None and terminal.timed:
+            raise ValueError(
+                "The terminal cost depends on t: it is the cost of a place, so leave t out."
+            )
+        names = self._named(loss, metric, drift, terminal)
         bound = {
             **constants,
             "loss": loss.bind(names=names, **constants),
+            "terminal": None if terminal is None else terminal.bind(names=names, **constants),
             "metric": None if metric is None else metric.bind(**constants),
             "drift": None if drift is None else drift.bind(**constants),
             "names": names,
@@ -101,7 +122,7 @@ class Objective:
             object.__setattr__(self, name, value)
 
     def _named(
-        self, loss: Loss, metric: Field | None, drift: Field | None
+        self, loss: Loss, metric: Field | None, drift: Field | None, terminal: Loss | None
     ) -> tuple[str, ...] | None:
         from lossnav._base.symbolic import default_names
 
@@ -110,15 +131,13 @@ class Objective:
             "the loss": loss.dim,
             "the metric": getattr(metric, "dim", None),
             "the drift": getattr(drift, "dim", None),
+            "the terminal cost": getattr(terminal, "dim", None),
             "names": None if given is None else len(given),
         }
         known = {what: dim for what, dim in dims.items() if dim is not None}
         if len(set(known.values())) > 1:
-            raise ValueError(
-                "The inputs disagree on the number of coordinates: "
-                + ", ".join(f"{what} has {dim}" for what, dim in known.items())
-                + "."
-            )
+            sizes = ", ".join(f"{what} has {dim}" for what, dim in known.items())
+            raise ValueError(f"The inputs disagree on the number of coordinates: {sizes}.")
         if not known:
             return None
         names = given or loss.names or default_names(next(iter(known.values())))
@@ -129,6 +148,46 @@ class Objective:
                 "from eta, k, gamma and t."
             )
         return tuple(names)
+
+    def __repr__(self) -> str:
+        fields = {"metric": self.metric, "drift": self.drift}
+        parts = [f"{name}={field}" for name, field in fields.items() if field is not None]
+        parts += [f"eta={self.eta:g}", f"k={self.k:g}"]
+        parts += [] if self.terminal is None else [f"terminal={self.terminal!r}"]
+        if self.discount is None:
+            parts.append(f"gamma={self.gamma:g}")
+        else:
+            parts.append(f"discount={getattr(self.discount, '__name__', 'D')}")
+        return f"Objective({', '.join([repr(self.loss), *parts])})"
+
+    def _repr_latex_(self) -> str:
+        """J with this loss, metric, drift and discount, for notebooks."""
+        import sympy
+
+        from lossnav._base.symbolic import aligned, coordinates
+
+        move = r"\dot\theta" if self.drift is None else r"\dot\theta - f"
+        cost = rf"\|{move}\|^2" if self.metric is None else rf"({move})^T G\,({move})"
+        weight = sympy.latex(self.discount_expression())
+        lines = [rf"J &= \int \left[\frac{{1}}{{2\eta}} {cost} + k L\right] {weight}\,dt"]
+        if self.terminal is not None:
+            lines[0] += r" + D(T)\,\Phi(\theta_T)"
+        symbols = coordinates(self.names or (), self.loss.positive)
+        if 0 < len(symbols) <= 8:  # more cannot be read
+            for letter, part in (("L", self.loss), (r"\Phi", self.terminal)):
+                if part is None:
+                    continue
+                try:
+                    lines.append(f"{letter} &= {sympy.latex(part.expression(symbols))}")
+                except TypeError:  # no formula
+                    lines.append(rf"{letter} &= {letter}(\theta)")
+            for letter, field in (("G", self.metric), ("f", self.drift)):
+                if field is not None:
+                    entries = sympy.Matrix(field.entries(symbols).tolist())
+                    lines.append(f"{letter} &= {sympy.latex(entries)}")
+        gamma = "" if self.discount else rf",\quad \gamma = {self.gamma:g}"
+        lines.append(rf"\eta &= {self.eta:g},\quad k = {self.k:g}{gamma}")
+        return aligned(lines)
 
     @property
     def dim(self) -> int | None:
@@ -168,9 +227,45 @@ class Objective:
         push = u if self.metric is None else (self.metric(theta) @ u[..., None])[..., 0]
         return np.einsum("...i,...i->...", u, push) / (2 * self.eta)
 
-    def potential(self, theta: ArrayLike) -> FloatArray:
-        """The cost of the loss, k L."""
-        return self.k * self.loss(theta)
+    def potential(self, theta: ArrayLike, t: ArrayLike | None = None) -> FloatArray:
+        """The cost of the loss, k L; a loss that changes with time needs the times ``t``."""
+        if not self.loss.timed:
+            return self.k * self.loss(theta)
+        points = np.asarray(theta, dtype=np.float64)
+        when = None if t is None else np.broadcast_to(t, points.shape[:-1])
+        return self.k * self.loss.jet_in_time(points, when, 0)[0]
+
+    def at_time(self, t: float) -> Objective:
+        """The objective whose loss stays as it is at time ``t``."""
+        if not self.loss.timed:
+            return self
+        kept: dict[float, Objective] = self.__dict__.setdefault("_moments", {})
+        if t not in kept:
+            kept[t] = replace(self, loss=self.loss.at(t))
+        return kept[t]
+
+    def terminal_jet(
+        self, theta: FloatArray, horizon: float, order: int = 2
+    ) -> tuple[FloatArray, ...]:
+        """The discounted terminal cost at one point with its derivatives; empty without one."""
+        if self.terminal is None:
+            return ()
+        weight = float(self.discount_at(horizon))
+        return tuple(weight * part for part in self.terminal.jet(theta, order))
+
+    def steady(self, who: str, *, ends: bool = False) -> Objective:
+        """The objective itself; a ValueError names who needs a loss that is the same at all times.
+
+        A terminal cost refers to an end in time, so it is refused as well, unless time ``ends``.
+        """
+        if self.loss.timed:
+            raise ValueError(f"The loss changes with time, but {who} needs one that does not.")
+        if self.terminal is not None and not ends:
+            raise ValueError(
+                f"A terminal cost belongs to a finite horizon, but {who} has none: use "
+                "solve(..., horizon=T) or learning_rule(..., horizon=T)."
+            )
+        return self
 
     def discount_at(self, t: ArrayLike) -> FloatArray:
         """D(t), in the shape of ``t``."""
@@ -178,10 +273,10 @@ class Objective:
         if self.discount is None:
             return np.exp(-self.gamma * times)
         values = self._discount(times[..., None])[0]
-        if not (np.isfinite(values) & (values > 0)).all():
-            bad = times[~(np.isfinite(values) & (values > 0))].flat[0]
+        bad = times[~(np.isfinite(values) & (values > 0))]
+        if bad.size:
             raise ValueError(
-                f"The discount D(t) must be positive and finite, but it is not at t = {bad:.6g}."
+                f"The discount D(t) must be positive and finite, but it is not at t = {bad[0]:.6g}."
             )
         return values
 
@@ -190,9 +285,7 @@ class Objective:
         from lossnav._base.jets import Jet
         from lossnav._base.symbolic import TIME
 
-        entry = np.empty((), dtype=object)
-        entry[()] = self.discount_expression()
-        return Jet(entry, [TIME], {}, "discount")
+        return Jet(np.array(self.discount_expression(), dtype=object), [TIME], {}, "discount")
 
     def discount_expression(self) -> sympy.Expr:
         """D(t) as a formula in ``t``, with ``gamma`` as a letter where it is exponential."""
@@ -215,10 +308,8 @@ class Objective:
             t: Increasing times ``(N,)``.
             theta: Points ``(N, D)``.
         """
-        times, points = (
-            checks.finite_array("t", t, ndim=1),
-            checks.finite_array("theta", theta, ndim=2),
-        )
+        times = checks.finite_array("t", t, ndim=1)
+        points = checks.finite_array("theta", theta, ndim=2)
         steps = np.diff(times)
         if len(times) != len(points) or len(times) < 2 or (steps <= 0).any():
             raise ValueError(
@@ -227,38 +318,53 @@ class Objective:
             )
         nodes, weights = np.polynomial.legendre.leggauss(4)
         nodes = (nodes + 1) / 2
-        velocity = np.diff(points, axis=0) / steps[:, None]
-        at = points[:-1, None] + nodes[:, None] * np.diff(points, axis=0)[:, None]
-        moving = np.broadcast_to(velocity[:, None], at.shape)
-        running = self.kinetic(at, moving) + self.potential(at)
+        moves = np.diff(points, axis=0)[:, None]
+        at = points[:-1, None] + nodes[:, None] * moves
+        velocity = np.broadcast_to(moves / steps[:, None, None], at.shape)
         when = times[:-1, None] + nodes * steps[:, None]
-        return float(np.einsum("np,np,p,n->", running, self.discount_at(when), weights / 2, steps))
+        running = self.kinetic(at, velocity) + self.potential(at, when)
+        total = np.einsum("np,np,p,n->", running, self.discount_at(when), weights / 2, steps)
+        return float(total + sum(self.terminal_jet(points[-1], times[-1], 0)))
 
     def quadratic(self) -> QuadraticForm | None:
         """The matrices of a problem with an exact solution, or None where there is none.
 
         That is a quadratic loss, a constant metric, an affine drift and exponential discount.
         """
-        form = None if self.discount is not None else self.loss.quadratic()
+        dim = self.dim
+        if self.discount is not None or self.terminal is not None:
+            return None
+        if self.k == 0 and dim is not None:
+            form: Any = np.zeros((dim, dim)), np.zeros(dim), 0.0, np.zeros(dim)
+        else:
+            form = self.loss.quadratic()
         if form is None:
             return None
         H, g, value, center = form
         dim = len(g)
-        J, c, G = np.zeros((dim, dim)), np.zeros(dim), np.eye(dim)
+        slope, c, G = np.zeros((dim, dim)), np.zeros(dim), np.eye(dim)
         if self.drift is not None:
             affine = self.drift.affine(dim)
             if affine is None:
                 return None
-            J, c = affine
+            slope, c = affine
         if self.metric is not None:
             affine = self.metric.affine(dim)
             if affine is None or affine[0].any():
                 return None
             G = checks.positive_definite("G", affine[1])
-        return QuadraticForm(
-            H=H, g=g, value=value, G=G, J=J, c=J @ center + c, center=center,
-            eta=self.eta, k=self.k, gamma=self.gamma,
-        )  # fmt: skip
+        constants = {"eta": self.eta, "k": self.k or 1.0, "gamma": self.gamma}
+        c = slope @ center + c
+        return QuadraticForm(H, g, value, G, slope, c, center, **constants)
+
+
+def _formula_of_time(text: str) -> Callable[[Any], Any]:
+    """A function of t from a formula as text."""
+    from lossnav._base.expressions import parse
+    from lossnav._base.symbolic import TIME
+
+    formula = parse(text, {"t": TIME})
+    return lambda t: formula.xreplace({TIME: t._sympy_()})
 
 
 @dataclass(frozen=True)

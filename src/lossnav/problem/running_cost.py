@@ -19,28 +19,30 @@ from lossnav.problem.objective import Objective
 
 
 def running_jet(
-    objective: Objective, theta: FloatArray, velocity: FloatArray, order: int = 2
+    objective: Objective,
+    theta: FloatArray,
+    velocity: FloatArray,
+    order: int = 2,
+    t: FloatArray | None = None,
 ) -> tuple[FloatArray, ...]:
     """The running cost and its derivatives up to ``order``.
 
     Args:
-        objective: What the learner assumes.
+        objective: The assumptions.
         theta: Points ``(..., D)``.
         velocity: Velocities ``(..., D)``.
         order: 0, 1 or 2.
+        t: Times ``(...)``, for a loss that changes with time.
 
     Returns:
         Value ``(...)``, gradient ``(..., 2D)`` and Hessian ``(..., 2D, 2D)`` in (theta, velocity).
-
-    Examples:
-        >>> from lossnav.problem.landscapes import Quadratic
-        >>> cost = Objective(Quadratic(3.0), eta=0.5)
-        >>> running_jet(cost, np.array([1.0]), np.array([1.0]))[1]
-        array([3., 2.])
     """
     dim = theta.shape[-1]
-    jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
-    loss = jet(theta, order)
+    if objective.loss.timed:
+        loss = objective.loss.jet_in_time(theta, t, order)
+    else:
+        jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+        loss = jet(theta, order)
     G = _derivatives(objective.metric, theta, order, np.eye(dim))
     f = _derivatives(objective.drift, theta, order, None)
     u = velocity if f is None else velocity - f[0]
@@ -49,6 +51,7 @@ def running_jet(
     else:
         push = (G[0] @ u[..., None])[..., 0] / objective.eta
     value = np.einsum("...i,...i->...", u, push) / 2 + objective.k * loss[0]
+    value = np.where(_outside(objective, theta, G[0]), np.inf, value)
     if order == 0:
         return (value,)
     gradient = np.concatenate([objective.k * loss[1], push], axis=-1)
@@ -56,7 +59,7 @@ def running_jet(
         hessian = np.zeros((*theta.shape[:-1], 2 * dim, 2 * dim))
         hessian[..., dim:, dim:] = G[0] / objective.eta
         hessian[..., :dim, :dim] = objective.k * loss[2]
-    if len(G) > 1:  # the metric changes from place to place
+    if len(G) > 1:  # the metric depends on theta
         turned = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
         gradient[..., :dim] += np.einsum("...i,...ia->...a", u, turned) / 2
         if order == 2:
@@ -81,6 +84,21 @@ def running_jet(
     return value, gradient, hessian
 
 
+def _outside(objective: Objective, theta: FloatArray, G: FloatArray) -> Any:
+    """Whether points leave the domain: positive coordinates, a positive definite metric."""
+    names = objective.names or ()
+    outside: Any = False
+    if positive := [names.index(name) for name in objective.loss.positive if name in names]:
+        outside = (theta[..., positive] <= 0).any(-1)
+    if objective.metric is not None and not isinstance(objective.metric, ConstantMetric):
+        try:
+            np.linalg.cholesky(G)
+        except np.linalg.LinAlgError:
+            finite = np.where(np.isfinite(G), G, 0.0)
+            outside = outside | (np.linalg.eigvalsh(finite)[..., 0] <= 0)
+    return outside
+
+
 def _derivatives(
     field: Field | None, theta: FloatArray, order: int, absent: FloatArray | None
 ) -> Any:
@@ -93,48 +111,57 @@ def _derivatives(
 
 
 def is_plain(objective: Objective) -> bool:
-    """Whether motion costs the same everywhere, so that all that bends with theta is the loss."""
-    return objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
+    """Whether a path costs only a constant metric's motion and a loss that time does not change."""
+    constant = objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
+    return constant and bool(objective.k) and not is_extended(objective)
 
 
-def dip(objective: Objective, theta: FloatArray, velocity: FloatArray) -> float:
-    """How far the running cost bends down at any of the points: curved that much more, it is convex.
+def is_extended(objective: Objective) -> bool:
+    """Whether the loss changes with time or the end of the path has a cost."""
+    return objective.loss.timed or objective.terminal is not None
+
+
+def dips(
+    objective: Objective, theta: FloatArray, velocity: FloatArray, t: FloatArray | None = None
+) -> FloatArray:
+    """The most negative curvature of the running cost at each point, as a positive number.
 
     Args:
-        objective: What the learner assumes.
+        objective: The assumptions.
         theta: Points ``(M, D)``.
         velocity: Velocities ``(M, D)``.
+        t: Times ``(M,)``, for a loss that changes with time.
 
     Examples:
         >>> from lossnav.problem.landscapes import DoubleWell
-        >>> dip(Objective(DoubleWell()), np.zeros((1, 2)), np.zeros((1, 2)))
-        4.0
+        >>> dips(Objective(DoubleWell()), np.array([[0.0, 0.0], [1.0, 0.0]]), np.zeros((2, 2)))
+        array([4., 0.])
     """
     dim = theta.shape[1]
     if is_plain(objective):
         places = objective.loss.bends(dim)
         entries = objective.k * objective.loss.sparse_jet(theta)[2]
     else:
-        hessian = running_jet(objective, theta, velocity)[2]
+        hessian = running_jet(objective, theta, velocity, 2, t)[2]
         mixed = hessian[:, dim:, :dim]
         saved = np.swapaxes(mixed, 1, 2) @ np.linalg.solve(hessian[:, dim:, dim:], mixed)
         places = np.triu_indices(dim)
         entries = (hessian[:, :dim, :dim] - saved)[:, *places]
-    return max(0.0, -lowest(entries, *places, dim))
+    return np.maximum(0.0, -lowest(entries, *places, dim))
 
 
-def lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> float:
-    """A lower bound of the eigenvalues of symmetric matrices; exact for small ones."""
+def lowest(entries: FloatArray, rows: np.ndarray, columns: np.ndarray, dim: int) -> FloatArray:
+    """A lower bound of the eigenvalues of each symmetric matrix; exact for small ones."""
     if not np.isfinite(entries).all():
-        return 0.0
+        return np.zeros(len(entries))
     if dim <= 16:
         A = np.zeros((len(entries), dim, dim))
         A[:, rows, columns] = A[:, columns, rows] = entries
-        return float(np.linalg.eigvalsh(A).min())
-    beside = rows != columns  # Gershgorin: the diagonal less what stands beside it
+        return np.asarray(np.linalg.eigvalsh(A)[:, 0], dtype=np.float64)
+    beside = rows != columns  # Gershgorin: the diagonal minus the other entries
     low = np.zeros((dim, len(entries)))
     low[rows[~beside]] = entries[:, ~beside].T
     size = np.abs(entries[:, beside]).T
     np.subtract.at(low, rows[beside], size)
     np.subtract.at(low, columns[beside], size)
-    return float(low.min())
+    return low.min(axis=0)

@@ -1,12 +1,11 @@
 """Problems written as TOML: each key checked, each formula read through the whitelist.
 
-Every refusal is a `ProblemError` of one sentence with the file, the line and the key. Nothing in
-a file is ever evaluated as Python: formulas go through `lossnav._base.expressions` only.
+Every error is a `ProblemError` of one sentence with the file, the line and the key. Nothing in a
+file is ever evaluated as Python: formulas go through `lossnav._base.expressions` only.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import tomllib
@@ -25,14 +24,7 @@ T = TypeVar("T")
 
 
 class ProblemError(ValueError):
-    """A problem that is unknown, or a file that cannot be read; says where and what to do.
-
-    Examples:
-        >>> raise ProblemError("my.toml, line 3: there is no key 'gama'; did you mean 'gamma'?")
-        Traceback (most recent call last):
-        ...
-        lossnav.problem.toml_files.ProblemError: my.toml, line 3: there is no key 'gama'; did you mean 'gamma'?
-    """
+    """A problem that is unknown, or a file that cannot be read; says where and what to do."""
 
 
 def _is_number(value: Any) -> bool:
@@ -47,15 +39,10 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-# What a key may hold, by the words that an error says it in.
-NUMBER, NUMBERS, TABLE, TEXT = (
-    "a number",
-    "a number or an array of them",
-    "a table",
-    "text in quotes",
-)
+# The types of values, each by the words that an error message uses for it.
+NUMBER, NUMBERS, TABLE = "a number", "a number or an array of them", "a table"
+TEXT, TEXTS, ROWS = "text in quotes", "a list of texts", "a list of rows, each a list of texts"
 SIZE = f"a whole number from 1 to {MAX_DIM}"
-TEXTS, ROWS = "a list of texts", "a list of rows, each a list of texts"
 _HOLDS: dict[str, Callable[[Any], bool]] = {
     NUMBER: _is_number,
     NUMBERS: _is_numbers,
@@ -65,31 +52,39 @@ _HOLDS: dict[str, Callable[[Any], bool]] = {
     TEXTS: _is_texts,
     ROWS: lambda v: isinstance(v, list) and all(map(_is_texts, v)),
 }
+_CONSTANTS = {"eta": checks.positive, "k": checks.non_negative, "gamma": checks.non_negative}
 _TOP = {
-    "eta": NUMBER, "k": NUMBER, "gamma": NUMBER, "theta0": NUMBERS, "discount": TEXT,
-    "description": TEXT, "loss": TABLE, "metric": TABLE, "drift": TABLE,
-}  # fmt: skip
-# For each type: how it is made, the keys it needs, and the keys it may have.
-Kinds = dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, str]]]
-_LOSSES: Kinds = {
+    **dict.fromkeys(_CONSTANTS, NUMBER),
+    **{"theta0": NUMBERS, "discount": TEXT, "description": TEXT},
+    **dict.fromkeys(("loss", "metric", "drift", "terminal"), TABLE),
+}
+Types = dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, str]]]
+"""For each ``type``: its constructor, its required keys and its optional keys."""
+LOSSES: Types = {
     "double-well": (landscapes.DoubleWell, {}, dict.fromkeys("abcd", NUMBER)),
     "quadratic": (landscapes.Quadratic, {"H": NUMBERS}, {"g": NUMBERS, "minimum": NUMBERS}),
     "rosenbrock": (landscapes.Rosenbrock, {}, {"D": SIZE}),
     "himmelblau": (landscapes.Himmelblau, {}, {}),
     "mueller-brown": (landscapes.MuellerBrown, {}, {}),
 }
-_METRICS: Kinds = {
+_METRICS: Types = {
     "constant": (geometry.ConstantMetric, {"G": NUMBERS}, {}),
     "fisher-gaussian": (geometry.FisherGaussian, {"n": SIZE}, {}),
     "expression": (geometry.Metric, {"entries": ROWS}, {}),
 }
-_DRIFTS: Kinds = {
+
+
+def _rotation(omega: Any = None, J: Any = None) -> geometry.Rotation:
+    if (omega is None) == (J is None):
+        raise ValueError(
+            "a rotation needs omega, its angular speed in the plane, or J: one of them."
+        )
+    return geometry.Rotation(omega if J is None else J)
+
+
+_DRIFTS: Types = {
     "decay": (geometry.Decay, {"j": NUMBERS}, {}),
-    "rotation": (
-        lambda omega=None, J=None: _rotation(omega, J),
-        {},
-        {"omega": NUMBER, "J": NUMBERS},
-    ),
+    "rotation": (_rotation, {}, {"omega": NUMBER, "J": NUMBERS}),
     "linear": (geometry.LinearDrift, {"J": NUMBERS}, {"c": NUMBERS}),
     "expression": (geometry.Drift, {"entries": TEXTS}, {}),
 }
@@ -110,11 +105,14 @@ def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
     loss = _loss(top.table("loss"))
     names = loss.names or ()
     inputs: dict[str, Any] = {}
-    for key, kinds in (("metric", _METRICS), ("drift", _DRIFTS)):
+    for key, types in (("metric", _METRICS), ("drift", _DRIFTS)):
         if key in values:
-            inputs[key] = _field(top.table(key), kinds, names)
+            inputs[key] = _field(top.table(key), types, names)
+    if "terminal" in values:
+        inputs["terminal"] = _loss(top.table("terminal"))
     if "discount" in values:
-        inputs["discount"] = top.make("discount", lambda: _discount(values["discount"]))
+        formula = top.make("discount", lambda: _formulas(values["discount"], ["t"]))
+        inputs["discount"] = lambda t: formula([t])
     for key, check in _CONSTANTS.items():
         if key in values:
             inputs[key] = top.make(key, functools.partial(check, key, values[key]))
@@ -123,13 +121,6 @@ def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
     if "theta0" in values:
         theta0 = top.make("theta0", lambda: checks.point("theta0", values["theta0"], len(names)))
     return objective, theta0, values.get("description", "")
-
-
-_CONSTANTS: dict[str, Callable[[str, Any], float]] = {
-    "eta": checks.positive,
-    "k": checks.positive,
-    "gamma": checks.non_negative,
-}
 
 
 def _text(path: Path) -> str:
@@ -154,7 +145,7 @@ def _text(path: Path) -> str:
 
 
 class _Table:
-    """One table of a file, which knows on which line its keys stand."""
+    """One table of a file, with the lines of its keys."""
 
     def __init__(self, path: Path, text: str, name: str | None, values: Mapping[str, Any]) -> None:
         self.path, self.text, self.name, self.values = path, text, name, values
@@ -166,8 +157,7 @@ class _Table:
         """Refuse unknown keys, values of the wrong kind and missing keys."""
         for key, value in self.values.items():
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+                hint = checks.suggestion(key, known)
                 raise self.error(key, f"there is no key {_clip(key)} here; {hint}")
             if not _HOLDS[known[key]](value):
                 raise self.error(key, f"{key} must be {known[key]}, but it is {_clip(value)}.")
@@ -176,18 +166,18 @@ class _Table:
                 place = "the file" if self.name is None else f"[{self.name}]"
                 raise self.error(None, f"{place} needs {key}, {needs[key]}.")
 
-    def typed(self, kinds: Kinds) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The maker that ``type`` names, and the checked arguments for it."""
+    def typed(self, types: Types) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The constructor that ``type`` names, and its checked arguments."""
         kind = self.values.get("type")
         if not isinstance(kind, str):
-            raise self.error("type", f"[{self.name}] needs a type: one of {', '.join(kinds)}.")
-        self.make("type", lambda: checks.choice(f"{self.name} type", kind, kinds))
-        maker, needs, may = kinds[kind]
+            raise self.error("type", f"[{self.name}] needs a type: one of {', '.join(types)}.")
+        self.make("type", lambda: checks.choice(f"{self.name} type", kind, types))
+        maker, needs, may = types[kind]
         self.check(needs, {"type": TEXT, **needs, **may})
         return maker, {key: value for key, value in self.values.items() if key != "type"}
 
     def make(self, key: str | None, build: Callable[[], T]) -> T:
-        """What ``build`` returns; its error becomes one with the file and the line."""
+        """The result of ``build``; its error becomes one with the file and the line."""
         try:
             return build()
         except (ValueError, TypeError) as error:
@@ -219,12 +209,12 @@ def _loss(table: _Table) -> landscapes.Loss:
         table.check(needs, needs)
         text, variables = values["expression"], values["variables"]
         return table.make("expression", lambda: landscapes.Expression(text, variables))
-    maker, arguments = table.typed(_LOSSES)
+    maker, arguments = table.typed(LOSSES)
     return table.make("type", lambda: maker(**arguments))
 
 
-def _field(table: _Table, kinds: Kinds, names: Sequence[str]) -> geometry.Field:
-    maker, arguments = table.typed(kinds)
+def _field(table: _Table, types: Types, names: Sequence[str]) -> geometry.Field:
+    maker, arguments = table.typed(types)
     if "entries" not in arguments:
         return table.make("type", lambda: maker(**arguments))
 
@@ -237,7 +227,7 @@ def _field(table: _Table, kinds: Kinds, names: Sequence[str]) -> geometry.Field:
 
 
 def _formulas(entries: Any, names: Sequence[str]) -> Callable[[Any], Any]:
-    """A function of theta from nested lists of formulas in the named coordinates."""
+    """A function of theta from a formula, or nested lists of them, in the named coordinates."""
     from lossnav._base.expressions import parse
     from lossnav._base.symbolic import coordinates
 
@@ -253,22 +243,6 @@ def _formulas(entries: Any, names: Sequence[str]) -> Callable[[Any], Any]:
         return each(parsed, lambda formula: formula.xreplace(put))
 
     return formulas
-
-
-def _discount(text: str) -> Callable[[Any], Any]:
-    from lossnav._base.expressions import parse
-    from lossnav._base.symbolic import TIME
-
-    formula = parse(text, {"t": TIME})
-    return lambda t: formula.xreplace({TIME: t._sympy_()})
-
-
-def _rotation(omega: Any, J: Any) -> geometry.Rotation:
-    if (omega is None) == (J is None):
-        raise ValueError(
-            "a rotation needs omega, its angular speed in the plane, or J: one of them."
-        )
-    return geometry.Rotation(omega if J is None else J)
 
 
 def _clip(value: Any) -> str:

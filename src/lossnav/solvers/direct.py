@@ -1,20 +1,20 @@
-r"""Direct: the paper's own way, a discretised J minimised over the points of the path (App. B).
+r"""Direct: the paper's own method, minimising a discretised J over the points of the path (App. B).
 
-The horizon is cut into equal steps and J becomes the sum
+The horizon is divided into equal steps and J becomes the sum
 
 .. math:: J_N = \sum_{j=0}^{N-1} \ell\!\left(\theta_j,\frac{\theta_{j+1}-\theta_j}{\Delta t}\right)
           D(t_j)\,\Delta t,
 
-which is minimised from a straight line. Nothing here knows the Euler-Lagrange equations, so it
-checks every solver that does.
+which is minimised from a straight line. This does not use the Euler-Lagrange equations, so it is an
+independent check of the solvers that do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,13 +23,12 @@ from scipy import linalg
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.base import Method
-from lossnav.solvers.chain import solve_chain
-from lossnav.solvers.discrete import Discrete
-from lossnav.solvers.trajectory import Status, Trajectory
+from lossnav.solvers.discrete import Discrete, Found, NewtonSystem
+from lossnav.solvers.method import Method, PathProblem
+from lossnav.solvers.trajectory import Status, Trajectory, initial_velocity, within
 
 _ORDER = {"left": 1, "midpoint": 2}
-_LOOK = 100  # gradient descent asks this often how much is left to gain
+_CHECK_EVERY = 100  # steps of gradient descent between tests for convergence
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +36,14 @@ class Direct(Method):
     """Minimise a sum over steps; finite horizon, any loss, metric, drift and discount.
 
     The paper's figures use ``Direct(rule="left", optimizer="gradient-descent")``. The defaults
-    minimise a better sum in a better way: at the midpoint of each step the path is second order
-    in the step instead of first, and Newton's method needs some ten iterations where plain gradient
-    descent needs some ten thousand (and never ends where the discount is strong).
+    are faster and more accurate: the midpoint rule is second order in the step instead of first,
+    and Newton's method needs about ten iterations where plain gradient descent needs about ten
+    thousand (and does not converge where the discount is strong).
 
-    ``status`` is about the minimum on the grid: converged when J can fall by less than ``tol``
-    relative. ``error`` is about the true path: the initial velocity and J against those of a grid
-    with half the steps, extrapolated by the order of the rule, plus what another Newton step would
-    change; the larger of the two.
+    ``status`` describes the minimum on the grid: converged when J can fall by less than ``tol``
+    relative. ``error`` describes the true path: the larger of the errors of the initial velocity
+    and of J, from a grid with half the steps, extrapolated by the order of the rule, plus what
+    another Newton step would change.
 
     Args:
         steps: Number of equal time steps, two or more.
@@ -52,8 +51,8 @@ class Direct(Method):
         rate: Learning rate of gradient descent.
         iterations: The most steps of the optimizer.
         rule: ``"midpoint"``, second order in the step, or the paper's ``"left"``, first order.
-        backend: What works out the gradients in gradient descent: ``"numpy"``, with the derivatives
-            that the loss provides, or ``"torch"``, by differentiating the sum.
+        backend: Source of the gradients in gradient descent: ``"numpy"``, the derivatives that the
+            loss provides, or ``"torch"``, automatic differentiation of the sum.
         optimizer: ``"newton"`` or ``"gradient-descent"``.
 
     Examples:
@@ -81,46 +80,56 @@ class Direct(Method):
             raise ValueError(f"steps is {self.steps}, but there must be two or more.")
         if self.backend == "torch" and self.optimizer == "newton":
             raise ValueError(
-                "Newton's method takes second derivatives from the loss itself, so it has no backend: "
-                'use optimizer="gradient-descent" with backend="torch", or leave backend out.'
+                "Newton's method takes second derivatives from the loss itself, so it has no "
+                'backend: use optimizer="gradient-descent" with backend="torch", or leave it out.'
             )
 
-    def solve(
-        self,
-        objective: Objective,
-        theta0: FloatArray,
-        *,
-        horizon: float,
-        end: FloatArray | None,
-        tol: float,
-    ) -> Trajectory:
-        if math.isinf(horizon):
+    def solve(self, problem: PathProblem) -> Trajectory:
+        if math.isinf(problem.horizon):
             raise ValueError(
                 "Direct cuts the horizon into steps, so it must be finite: pass horizon=T."
             )
-        own = None if self.end is None else checks.point("end", self.end, len(theta0))
-        if own is not None and end is not None and not np.array_equal(own, end):
-            raise ValueError("Direct(end=...) and solve(end=...) differ: give one of them.")
-        stop = end if own is None else own
-        line = np.linspace(0, 1, self.steps + 1)[:, None]
-        points = theta0 + line * ((theta0 if stop is None else stop) - theta0)
-        grid = _Grid(objective, horizon, self.steps, self.rule, stop is None)
+        theta0, stop = problem.theta0, problem.end
+        if self.end is not None:
+            own = checks.point("end", self.end, len(theta0))
+            if stop is not None and not np.array_equal(own, stop):
+                raise ValueError("Direct(end=...) and solve(end=...) differ: give one of them.")
+            stop = own
+        plan = Discrete(problem.objective, self.steps, problem.horizon / self.steps, self.rule)
+        system = _Newton(plan, len(theta0), slice(1, self.steps + (stop is None)))
         if self.optimizer == "newton":
-            found = _newton(grid, points, self.iterations, tol)
+            found = system.minimise(plan.line(theta0, stop), self.iterations, problem.tol)
         else:
-            found = self._descend(grid, points, tol)
-        return self._trajectory(grid, found, tol)
+            found = self._descend(system, plan.line(theta0, stop), problem.tol)
+        spline = _spline(plan, found.points)
+        velocity0, error = None, math.inf
+        if math.isfinite(found.J):
+            velocity0 = _velocity0(plan, found.points)
+            error = self._error(system, found, velocity0, problem.tol)
+        return Trajectory.along(
+            problem.objective,
+            plan.t,
+            found.points,
+            spline(plan.t, 1),
+            velocity0,
+            J=found.J,
+            status=found.status,
+            error=error,
+            end=found.points[-1],
+            interpolate=within(problem.horizon, spline),
+        )
 
-    def _descend(self, grid: _Grid, points: FloatArray, tol: float) -> _Found:
+    def _descend(self, system: _Newton, points: FloatArray, tol: float) -> Found:
         """Plain gradient descent, as in App. B."""
-        evaluate = _torch_sum(grid) if self.backend == "torch" else lambda x: grid.sum.jet(x, 1)
-        _, _, blocks = grid.sum.jet(points, 2)
+        plan, free = system.plan, system.free
+        evaluate = _torch_sum(plan) if self.backend == "torch" else lambda x: plan.jet(x, 1)
+        _, _, blocks = plan.jet(points, 2)
         if np.isfinite(blocks).all():
-            # Twice the most that one step's block can stretch bounds the sum of overlapping blocks.
+            # Twice the largest eigenvalue of a block bounds the sum of overlapping blocks.
             steepest = 2 * float(np.linalg.eigvalsh(blocks)[:, -1].max())
             if self.rate * steepest > 2:
                 raise ValueError(
-                    f"rate is {self.rate:.3g}, but gradient descent on {self.steps} steps runs away "
+                    f"rate is {self.rate:.3g}, but gradient descent on {self.steps} steps diverges "
                     f"above {2 / steepest:.3g}: use a smaller rate, fewer steps or Newton's method."
                 )
         best, least, status = points, math.inf, Status.ITERATIONS
@@ -132,56 +141,27 @@ class Direct(Method):
                     break
                 if cost < least:
                     best, least = points, float(cost)
-                if iteration % _LOOK == 0 and grid.gain(points)[0] <= tol * abs(least):
+                if iteration % _CHECK_EVERY == 0 and system.gain(points)[0] <= tol * abs(least):
                     status = Status.CONVERGED
                     break
                 points = points.copy()
-                points[grid.free] -= self.rate * slope[grid.free]
+                points[free] -= self.rate * slope[free]
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-        return _Found(best, least, status)
+        return Found(best, least, status)
 
-    def _trajectory(self, grid: _Grid, found: _Found, tol: float) -> Trajectory:
-        objective, t, theta = grid.objective, grid.sum.t, found.points
-        spline = grid.spline(theta)
-        velocity = spline(t, 1)
-        velocity0, error = velocity[0], math.inf
-        if math.isfinite(found.J):
-            velocity0 = grid.velocity0(theta)
-            error = self._error(grid, found, velocity0, tol)
-
-        def at(times: FloatArray) -> FloatArray:
-            if (times > grid.horizon * (1 + 1e-12)).any():
-                raise ValueError(
-                    f"The path ends at the horizon {grid.horizon:.6g}; t is {times.max():.6g}."
-                )
-            return spline(times)
-
-        return Trajectory(
-            t=t,
-            theta=theta,
-            velocity0=velocity0,
-            J=found.J,
-            kinetic=objective.kinetic(theta, velocity),
-            potential=objective.potential(theta),
-            status=found.status,
-            error=error,
-            end=theta[-1],
-            interpolate=at,
-            names=objective.names or (),
-        )
-
-    def _error(self, grid: _Grid, found: _Found, velocity0: FloatArray, tol: float) -> float:
-        half, theta = self.steps // 2, found.points
-        coarse = _Grid(grid.objective, grid.horizon, half, self.rule, grid.is_free)
-        other = _newton(coarse, grid.spline(theta)(coarse.sum.t), 200, tol)
-        gain, step, _ = grid.gain(theta)
-        left = theta + step
-        if not math.isfinite(other.J) or not np.isfinite(left).all():
+    def _error(self, system: _Newton, found: Found, velocity0: FloatArray, tol: float) -> float:
+        plan, theta, half = system.plan, found.points, self.steps // 2
+        coarse = replace(plan, steps=half, dt=plan.dt * plan.steps / half)
+        guess = _spline(plan, theta)(np.minimum(coarse.t, plan.t[-1]))
+        free = slice(1, half + system.free.stop - self.steps)
+        other = _Newton(coarse, theta.shape[1], free).minimise(guess, 200, tol)
+        gain, moved = system.gain(theta)
+        if not math.isfinite(other.J) or not np.isfinite(moved).all():
             return math.inf
-        grids = linalg.norm(coarse.velocity0(other.points) - velocity0)
-        unfinished = linalg.norm(grid.velocity0(left) - velocity0)
-        speed = float(np.abs(np.diff(theta, axis=0)).max() / grid.sum.dt)
+        grids = linalg.norm(_velocity0(coarse, other.points) - velocity0)
+        unfinished = linalg.norm(_velocity0(plan, moved) - velocity0)
+        speed = float(np.abs(np.diff(theta, axis=0)).max() / plan.dt)
         size = max(linalg.norm(velocity0), 1e-12 * speed)
         more = (self.steps / half) ** _ORDER[self.rule] - 1
         gap = float(grids / more + unfinished)
@@ -189,113 +169,38 @@ class Direct(Method):
         return max(gap / size if size > 0 else gap, cost)
 
 
-class _Found(NamedTuple):
-    points: FloatArray
-    J: float
-    status: Status
+class _Newton(NewtonSystem):
+    """Newton's method with the Hessian lifted as little as makes it positive definite."""
 
-
-class _Grid:
-    """The sum over steps, with what its minimisers ask of it."""
-
-    def __init__(
-        self,
-        objective: Objective,
-        horizon: float,
-        steps: int,
-        rule: Literal["left", "midpoint"],
-        is_free: bool,
-    ) -> None:
-        self.objective, self.horizon, self.is_free = objective, horizon, is_free
-        self.sum = Discrete(objective, steps, horizon / steps, rule)
-        self.free = slice(1, None if is_free else -1)
+    def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
         # A multiple of the discount lifts early and late points alike.
-        weight = objective.discount_at(self.sum.t[:-1])
-        self.unit = weight[:, None, None] * np.eye(2 * (objective.dim or 1))
+        discount = self.plan.objective.discount_at(self.plan.t[:-1])
+        unit = discount[:, None, None] * np.eye(hessian.shape[1])
+        return self.solve_dense(hessian + shift * unit, side)
 
-    def gain(self, points: FloatArray) -> tuple[float, FloatArray, bool]:
-        """How much J may yet fall, the move that does it, and whether J bends up in every direction."""
-        _, slope, blocks = self.sum.jet(points, 2)
-        move, shift = self.newton(blocks, -slope)
-        return -float(np.sum(move[self.free] * slope[self.free])), move, shift == 0
-
-    def newton(self, blocks: FloatArray, side: FloatArray) -> tuple[FloatArray, float]:
-        """Solve with the Hessian, lifted as little as makes it positive definite, and that lift."""
-        shift, size = 0.0, float(np.abs(blocks).max())
+    def step(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
+        self.lift.amount, size = 0.0, float(np.abs(hessian).max())
         for _ in range(60):
             try:
-                return solve_chain(blocks + shift * self.unit, side, self.free), shift
+                return self.solve(hessian, side, self.lift.amount)
             except linalg.LinAlgError:
-                shift = max(4 * shift, 1e-6 * size)
-        return np.full_like(side, np.nan), math.inf
-
-    def downwards(self, blocks: FloatArray, points: FloatArray) -> FloatArray:
-        """A direction in which J bends down: inverse iteration on the lifted Hessian."""
-        move = np.random.default_rng(0).normal(size=points.shape)
-        for _ in range(50):
-            move, _ = self.newton(blocks, move / linalg.norm(move))
-        return move / np.abs(move).max()
-
-    def spline(self, points: FloatArray) -> Any:
-        """A cubic through the points, two orders better than they are."""
-        from scipy.interpolate import make_interp_spline
-
-        return make_interp_spline(self.sum.t, points, k=min(3, self.sum.steps))
-
-    def velocity0(self, points: FloatArray) -> FloatArray:
-        """The initial velocity from the slope of J in the start, which is minus the momentum."""
-        start = points[0]
-        slope = self.sum.jet(points, 1)[1][0] / self.objective.discount_at(0.0)
-        G, f = self.objective.metric_at(start), self.objective.drift_at(start)
-        return f - self.objective.eta * linalg.solve(G, slope, assume_a="pos")
+                self.lift.amount = max(4 * self.lift.amount, 1e-6 * size)
+        return np.full_like(side, math.nan)
 
 
-def _newton(grid: _Grid, points: FloatArray, iterations: int, tol: float) -> _Found:
-    """Newton's method; leaves saddles of J along a direction that bends down."""
-    best = _Found(points, math.inf, Status.ITERATIONS)
-    try:
-        for _ in range(iterations):
-            cost, slope, blocks = grid.sum.jet(points, 2)
-            if not (math.isfinite(cost) and np.isfinite(slope).all() and np.isfinite(blocks).all()):
-                return best._replace(status=Status.NOT_FINITE)
-            best = best._replace(points=points, J=float(cost))
-            move, shift = grid.newton(blocks, -slope)
-            fall = -float(np.sum(move[grid.free] * slope[grid.free]))
-            if fall <= 1e-15 * abs(cost):
-                if shift == 0:
-                    return best._replace(status=Status.CONVERGED)
-                move, fall = 0.1 * _extent(points) * grid.downwards(blocks, points), 0.0
-            length, trial = _search(grid, points, move, float(cost), fall)
-            if not math.isfinite(trial):
-                return best._replace(status=Status.NOT_FINITE)
-            if length == 0:  # rounding hides what is left, or a kink does: the fall says which
-                settled = shift == 0 and fall <= tol * abs(cost)
-                return best._replace(status=Status.CONVERGED if settled else Status.ITERATIONS)
-            points = points + length * move
-    except KeyboardInterrupt:
-        return best._replace(status=Status.INTERRUPTED)
-    return best
+def _spline(plan: Discrete, points: FloatArray) -> Any:
+    """A cubic through the points, two orders better than they are."""
+    from scipy.interpolate import make_interp_spline
+
+    return make_interp_spline(plan.t, points, k=min(3, plan.steps))
 
 
-def _extent(points: FloatArray) -> float:
-    return max(float(np.ptp(points, axis=0).max()), 1e-3 * (1 + float(np.abs(points).max())))
+def _velocity0(plan: Discrete, points: FloatArray) -> FloatArray:
+    """The initial velocity from the slope of J in the start, which is minus the momentum."""
+    return initial_velocity(plan.objective, points[0], plan.jet(points, 1)[1][0])
 
 
-def _search(
-    grid: _Grid, points: FloatArray, move: FloatArray, cost: float, fall: float
-) -> tuple[float, float]:
-    """A length that lowers J, by halving, and J there; zero if none does."""
-    length = 1.0
-    while True:
-        trial = float(grid.sum.jet(points + length * move, 0)[0])
-        if trial < cost and trial <= cost - 1e-4 * length * fall:
-            return length, trial
-        length /= 2
-        if length < 1e-10:
-            return 0.0, trial
-
-
-def _torch_sum(grid: _Grid) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+def _torch_sum(plan: Discrete) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """J and its gradient by automatic differentiation of the sum itself."""
     try:
         import torch
@@ -303,9 +208,8 @@ def _torch_sum(grid: _Grid) -> Callable[[FloatArray], tuple[float, FloatArray]]:
         raise ImportError(
             'backend="torch" needs the package torch: pip install lossnav[torch]'
         ) from None
-    objective, plan = grid.objective, grid.sum
-    share = 0.0 if plan.rule == "left" else 0.5
-    weight = torch.from_numpy(plan.dt * objective.discount_at(plan.t[:-1] + share * plan.dt))
+    objective = plan.objective.steady('backend="torch"')
+    weight = torch.from_numpy(plan.weight)
     loss, metric, drift = (
         _torch_part(part, objective) for part in (objective.loss, objective.metric, objective.drift)
     )
@@ -313,7 +217,7 @@ def _torch_sum(grid: _Grid) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     def evaluate(points: FloatArray) -> tuple[float, FloatArray]:
         x = torch.from_numpy(points).requires_grad_()
         step = x[1:] - x[:-1]
-        at, u = x[:-1] + share * step, step / plan.dt
+        at, u = x[:-1] + plan.late * step, step / plan.dt
         if drift is not None:
             u = u - drift(at)
         push = u if metric is None else (metric(at) @ u[..., None])[..., 0]

@@ -1,22 +1,21 @@
-r"""Objectives over single steps: one step (paper Sec. 2), K steps (App. A), and the way to continuous time.
+r"""Objectives over discrete steps: one step (paper Sec. 2), K steps (App. A).
 
-One step asks for the move that minimises
-:math:`\frac{1}{2\eta}(\Delta-f)^T G(\Delta-f) + kL(\theta+\Delta)`; gradient descent, the natural
-gradient, Levenberg-Marquardt and Newton's method are its answers. K steps of time dt add up
+The best single step minimises :math:`\frac{1}{2\eta}(\Delta-f)^T G(\Delta-f) + kL(\theta+\Delta)`;
+gradient descent, the natural gradient, Levenberg-Marquardt and Newton's method are its solutions.
+K steps of time dt cost
 
 .. math:: J_K = \sum_{j=0}^{K-1} \ell\!\left(\theta_j, \frac{\theta_{j+1}-\theta_j}{\Delta t}\right)
           D(t_j)\,\Delta t,
 
-which tends to the continuous J at first order in dt. Nothing here uses the Euler-Lagrange equations.
+which tends to the continuous J at first order in dt, without the Euler-Lagrange equations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,21 +24,23 @@ from scipy import linalg
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.problem.running_cost import dip, is_plain, running_jet
-from lossnav.solvers.chain import Band, Lift, solve_chain
+from lossnav.problem.running_cost import dips, is_plain, running_jet
+from lossnav.solvers.banded import Band, Lift, solve_elements
+from lossnav.solvers.ritz.mesh import Mesh, element_jets
+from lossnav.solvers.trajectory import Status
 
 
 def one_step(objective: Objective, theta: ArrayLike, order: Literal[1, 2] = 1) -> FloatArray:
-    r"""The single best step under a local picture of the loss (paper Sec. 2).
+    r"""The single best step under a local model of the loss (paper Sec. 2).
 
     First order: :math:`\Delta = f-\eta k G^{-1}g`, (natural) gradient descent. Second order:
     :math:`\Delta = (G/\eta+kH)^{-1}(Gf/\eta-kg)`, Levenberg-Marquardt, which becomes Newton's
     method as eta grows.
 
     Args:
-        objective: Loss, metric, drift (over one step), eta and k; gamma plays no part.
-        theta: Where we are ``(D,)``.
-        order: 1 for a linear picture of the loss, 2 for a quadratic one.
+        objective: Loss, metric, drift (over one step), eta and k; gamma is not used.
+        theta: Current point ``(D,)``.
+        order: 1 for a linear model of the loss, 2 for a quadratic one.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -59,8 +60,9 @@ def one_step(objective: Objective, theta: ArrayLike, order: Literal[1, 2] = 1) -
     except linalg.LinAlgError:
         low = float(linalg.eigh(H, G, eigvals_only=True)[0])
         raise ValueError(
-            f"Curvature {low:.6g} is not above -1/(eta*k) = {-1 / (objective.eta * objective.k):.6g}: "
-            f"the quadratic picture has no best step. Use eta < {-1 / (objective.k * low):.6g} or order=1."
+            f"Curvature {low:.6g} is not above -1/(eta*k) = "
+            f"{-1 / (objective.eta * objective.k):.6g}: the quadratic model has no best step. "
+            f"Use eta < {-1 / (objective.k * low):.6g} or order=1."
         ) from None
     return linalg.cho_solve(factor, G @ f / objective.eta - objective.k * g)
 
@@ -103,11 +105,7 @@ class Discrete:
         points = checks.finite_array("theta", theta, ndim=2)
         if len(points) != self.steps + 1:
             raise ValueError(f"{self.steps} steps join {self.steps + 1} points, not {len(points)}.")
-        return float(self._sum(points, 0)[0])
-
-    def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
-        """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""
-        return self._sum(points, order)
+        return float(self.jet(points, 0)[0])
 
     def minimise(
         self,
@@ -127,156 +125,237 @@ class Discrete:
             iterations: The most Newton steps to take.
         """
         start = checks.point("theta0", theta0, self.objective.dim)
-        stop = start if end is None else checks.point("end", end, len(start))
-        points = start + np.linspace(0, 1, self.steps + 1)[:, None] * (stop - start)
+        points = self.line(start, None if end is None else checks.point("end", end, len(start)))
         if guess is not None:
             points[1:-1] = checks.finite_array("guess", guess, ndim=2)[1:-1]
-        moving = 1 if end is None else 0
-        free = slice(1, self.steps + moving)
-        chain = (_Plain if is_plain(self.objective) else _Chain)(self, len(start), free)
-        cost, slope, hessian = chain.jet(points)
-        lift = Lift()
-        for _ in range(iterations):
-            if not math.isfinite(cost):
-                break
-            attempts = lift.attempts(partial(self._dip, points))
-            move = _descent(chain, hessian, slope[free], attempts)
-            decrease = -float(np.vdot(move, slope[free]))
-            if decrease <= 1e-15 * abs(cost):
-                break
-            length, before = 1.0, points
-            while True:
-                points = before.copy()
-                points[free] += length * move
-                # The full step is nearly always taken, so its derivatives are at once worked out too.
-                trial = chain.jet(points)
-                if trial[0] <= cost - 1e-4 * length * decrease:
-                    break
-                length /= 2
-                if length < 1e-10:
-                    return before, float(cost)
-            cost, slope, hessian = trial
-        return points, float(cost)
+        found = self.system(len(start), end is None).minimise(points, iterations)
+        return found.points, found.J
 
-    def _sum(self, points: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)`` in its two ends."""
-        late, step = self._late, points[1:] - points[:-1]
-        early, dim = 1 - late, points.shape[1]
-        jets = running_jet(self.objective, points[:-1] + late * step, step / self.dt, order)
-        weight = self._weight
-        results = [weight @ jets[0]]
+    def line(self, start: FloatArray, end: FloatArray | None) -> FloatArray:
+        """Points ``(K + 1, D)`` on a straight line to ``end``, or at rest without one."""
+        share = np.linspace(0, 1, self.steps + 1)[:, None]
+        return start + share * ((start if end is None else end) - start)
+
+    def system(self, dim: int, is_free: bool) -> NewtonSystem:
+        """Newton's equations for paths from a fixed start to a free or a fixed end."""
+        free = slice(1, self.steps + int(is_free))
+        return (_Sparse if is_plain(self.objective) else NewtonSystem)(self, dim, free)
+
+    def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""
+        if order == 1 and is_plain(self.objective):
+            return self._plain_jet(points, self.objective.loss.jet(self._sampled(points), 1))
+        local = self._mesh.local(points)
+        value, slope = np.array([[1 - self.late, self.late]]), np.array([[-1.0, 1.0]])
+        jets = running_jet(
+            self.objective, value @ local, slope @ local / self.dt, order, self._times[:, None]
+        )
+        widths = np.full(self.steps, self.dt)
+        results = element_jets(value, slope, widths, self.weight[:, None], jets)
         if order >= 1:
-            each = weight[:, None] * jets[1]
-            place, pace = each[:, :dim], each[:, dim:] / self.dt
-            slope = np.zeros_like(points)
-            slope[:-1] = early * place - pace
-            slope[1:] += late * place + pace
-            results.append(slope)
-        if order >= 2:
-            bend = weight[:, None, None] * jets[2]
-            place, pace = bend[:, :dim, :dim], bend[:, dim:, dim:] / self.dt**2
-            mixed = bend[:, :dim, dim:] / self.dt
-            both = mixed + mixed.swapaxes(1, 2)
-            hessian = np.empty_like(bend)
-            hessian[:, :dim, :dim] = early**2 * place - early * both + pace
-            hessian[:, dim:, dim:] = late**2 * place + late * both + pace
-            cross = early * late * place + early * mixed - late * mixed.swapaxes(1, 2) - pace
-            hessian[:, :dim, dim:] = cross
-            hessian[:, dim:, :dim] = cross.swapaxes(1, 2)
-            results.append(hessian)
+            results[1] = self._mesh.gather(results[1])
+        after = self.objective.terminal_jet(points[-1], self.steps * self.dt, order)
+        dim = points.shape[1]
+        for part, more in zip(results, after, strict=False):
+            if part.ndim == 0:
+                part += more
+            elif part.ndim == 2:
+                part[-1] += more
+            else:
+                part[-1, -dim:, -dim:] += more
         return tuple(results)
 
-    def _dip(self, points: FloatArray) -> float:
-        step = points[1:] - points[:-1]
-        return dip(self.objective, points[:-1] + self._late * step, step / self.dt)
+    def _plain_jet(
+        self, points: FloatArray, loss: tuple[FloatArray, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """J and its gradient without drift, with a constant metric; from the loss at `_sampled`."""
+        step, metric = points[1:] - points[:-1], self.objective.metric
+        push = self._kinetic * (step if metric is None else step @ metric(points[0]))
+        cost = np.asarray(np.vdot(step, push) / 2 + np.vdot(self._potential, loss[0]))
+        pull, slope = self._potential * loss[1], np.zeros_like(points)
+        slope[:-1] = (1 - self.late) * pull - push
+        slope[1:] += self.late * pull + push
+        return cost, slope
 
-    @property
-    def _late(self) -> float:
-        """The share of a step's end in the point where its cost is taken."""
+    def _sampled(self, points: FloatArray) -> FloatArray:
+        """The points where the cost of each step is evaluated ``(K, D)``."""
+        return points[:-1] + self.late * np.diff(points, axis=0) if self.late else points[:-1]
+
+    def _dip(self, points: FloatArray) -> float:
+        """How far the running cost curves down along the path."""
+        velocity = np.diff(points, axis=0) / self.dt
+        return float(dips(self.objective, self._sampled(points), velocity, self._times).max())
+
+    @cached_property
+    def _mesh(self) -> Mesh:
+        return Mesh(self.t, 1)
+
+    @cached_property
+    def late(self) -> float:
+        """Weight of a step's end in the point where its cost is evaluated."""
         return 0.0 if self.rule == "left" else 0.5
 
     @cached_property
-    def _weight(self) -> FloatArray:
-        return self.dt * self.objective.discount_at(self.t[:-1] + self._late * self.dt)
+    def weight(self) -> FloatArray:
+        """Time and discount of each step ``(K,)``."""
+        return self.dt * self.objective.discount_at(self._times)
+
+    @cached_property
+    def _times(self) -> FloatArray:
+        """When the cost of each step is evaluated ``(K,)``."""
+        return self.t[:-1] + self.late * self.dt
+
+    @cached_property
+    def _potential(self) -> FloatArray:
+        return self.objective.k * self.weight[:, None]
+
+    @cached_property
+    def _kinetic(self) -> FloatArray:
+        """Cost of a squared step, in units of half the metric ``(K, 1)``."""
+        return self.weight[:, None] / (self.objective.eta * self.dt**2)
 
 
-class _Chain:
-    """J along a path with its derivatives, and Newton's equations: any metric and drift."""
+class Found(NamedTuple):
+    """The points that a minimiser of the sum arrived at."""
+
+    points: FloatArray
+    J: float
+    status: Status
+
+
+class NewtonSystem:
+    """Newton's method over the free points of a path, for any metric and drift."""
 
     def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
-        self.plan, self.free = plan, free
-        ends = np.array([1 - plan._late, plan._late])
-        self.share = plan._weight[:, None, None] * np.kron(np.outer(ends, ends), np.eye(dim))
+        self.plan, self.free, self.lift = plan, free, Lift()
 
-    def jet(self, points: FloatArray) -> Any:
+    def jet(self, points: FloatArray) -> tuple[Any, ...]:
+        """J, its gradient and its Hessian, in the form that `solve` uses."""
         return self.plan.jet(points, 2)
 
-    def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
+    def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
+        """Solve with the Hessian, with the loss curved more by ``shift``."""
+        late, dim = self.plan.late, side.shape[1]
+        ends = np.kron(np.outer([1 - late, late], [1 - late, late]), np.eye(dim))
+        return self.solve_dense(hessian + shift * self.plan.weight[:, None, None] * ends, side)
+
+    def solve_dense(self, blocks: FloatArray, side: FloatArray) -> FloatArray:
         right = np.zeros((self.plan.steps + 1, side.shape[1]))
         right[self.free] = side
-        return solve_chain(hessian + shift * self.share, right, self.free)[self.free]
+        return solve_elements(blocks, right, self.free)[self.free]
+
+    def step(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
+        """Newton's step, with the loss curved more where J is not convex."""
+        found = self.lift.solve(
+            lambda amount: self.solve(hessian, side, amount), lambda: self.plan._dip(points)
+        )
+        if found is None:
+            raise linalg.LinAlgError("The Hessian of J is not finite.")
+        return found
+
+    def gain(self, points: FloatArray) -> tuple[float, FloatArray]:
+        """How much J may still fall, and the points after the Newton step that achieves it."""
+        _, slope, hessian = self.jet(points)
+        move, moved = self.step(points, hessian, -slope[self.free]), points.copy()
+        moved[self.free] += move
+        return -float(np.vdot(move, slope[self.free])), moved
+
+    def minimise(self, points: FloatArray, iterations: int, tol: float | None = None) -> Found:
+        """Newton's method from ``points``.
+
+        With ``tol``, the gain that counts as converged, it leaves saddles of J, too.
+        """
+        best = Found(points, math.inf, Status.ITERATIONS)
+        try:
+            now = self.jet(points)
+            for _ in range(iterations):
+                cost, slope, hessian = now
+                if not math.isfinite(cost):
+                    return best._replace(status=Status.NOT_FINITE)
+                best = best._replace(points=points, J=float(cost))
+                side = -slope[self.free]
+                move = self.step(points, hessian, side)
+                fall = float(np.vdot(move, side))
+                convex = self.lift.amount == 0
+                if fall <= 1e-15 * abs(cost):
+                    if convex or tol is None:
+                        return best._replace(status=Status.CONVERGED)
+                    move, fall = self._downwards(points, hessian, side), 0.0
+                points, now = self._search(points, move, best.J, fall)
+                if points is best.points:
+                    settled = convex and fall <= (tol or 0.0) * abs(cost)
+                    status = Status.CONVERGED if settled else Status.ITERATIONS
+                    return best._replace(
+                        status=status if math.isfinite(now[0]) else Status.NOT_FINITE
+                    )
+        except KeyboardInterrupt:
+            return best._replace(status=Status.INTERRUPTED)
+        return best
+
+    def _search(
+        self, points: FloatArray, move: FloatArray, cost: float, fall: float
+    ) -> tuple[FloatArray, tuple[Any, ...]]:
+        """The points after a step that lowers J, by halving, and J there; as given if none does."""
+        length = 1.0
+        while True:
+            new = points.copy()
+            new[self.free] += length * move
+            # The full step is nearly always taken, so the derivatives are evaluated with it.
+            trial = self.jet(new)
+            if trial[0] < cost and trial[0] <= cost - 1e-4 * length * fall:
+                return new, trial
+            length /= 2
+            if length < 1e-10:
+                return points, trial
+
+    def _downwards(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
+        """A direction in which J curves down: inverse iteration on the lifted Hessian."""
+        move, amount = np.random.default_rng(0).normal(size=side.shape), self.lift.amount
+        for _ in range(50):
+            move = self.solve(hessian, move / linalg.norm(move), amount)
+        extent = max(float(np.ptp(points, axis=0).max()), 1e-3 * (1 + float(np.abs(points).max())))
+        return 0.1 * extent * move / np.abs(move).max()
 
 
-class _Plain:
-    """The same where motion costs the same everywhere, which leaves the Hessian's zeros in place."""
+class _Sparse(NewtonSystem):
+    """The same without drift and with a constant metric, which keeps the Hessian's zeros."""
 
     def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
-        self.plan, self.free, self.loss = plan, free, plan.objective.loss
-        metric = plan.objective.metric
-        self.G = np.eye(dim) if metric is None else metric(np.zeros(dim))
-        self.early, self.late = 1 - plan._late, plan._late
-        self.potential = plan.objective.k * plan._weight[:, None]
-        self.kinetic = plan._weight[:, None] / (plan.objective.eta * plan.dt**2)
+        super().__init__(plan, dim, free)
+        self.loss, metric = plan.objective.loss, plan.objective.metric
+        G = np.eye(dim) if metric is None else metric(np.zeros(dim))
         places = self.loss.bends(dim)
-        mask = self.G != 0
+        mask = G != 0
         mask[places] = True
         rows, cols = np.nonzero(np.triu(mask))
         number = np.empty((dim, dim), dtype=int)
         number[rows, cols] = np.arange(len(rows))
         self.at = number[places]
-        i, j = np.nonzero(mask | mask.T if self.late else self.G)
+        i, j = np.nonzero(mask | mask.T if plan.late else G)
         self.at_link = number[np.minimum(i, j), np.maximum(i, j)]
-        pull = self.kinetic * self.G[rows, cols]
+        pull = plan._kinetic * G[rows, cols]
         self.own = np.zeros((plan.steps + 1, len(rows)))
         self.own[:-1] = pull
         self.own[1:] += pull
-        self.link = -(self.kinetic * self.G[i, j])[free.start : free.stop - 1]
+        self.link = -(plan._kinetic * G[i, j])[free.start : free.stop - 1]
         self.diagonal = rows == cols
         self.band = Band(free.stop - free.start, dim, (rows, cols), (i, j))
 
-    def jet(self, points: FloatArray) -> Any:
-        step = points[1:] - points[:-1]
-        value, g, bends = self.loss.sparse_jet(points[:-1] + self.late * step)
-        pace = self.kinetic * (step @ self.G)
-        cost = np.vdot(step, pace) / 2 + np.vdot(self.potential, value)
-        slope = np.zeros_like(points)
-        place = self.potential * g
-        slope[:-1] = self.early * place - pace
-        slope[1:] += self.late * place + pace
-        return cost, slope, bends
+    def jet(self, points: FloatArray) -> tuple[Any, ...]:
+        *loss, bends = self.loss.sparse_jet(self.plan._sampled(points))
+        return *self.plan._plain_jet(points, tuple(loss)), bends
 
-    def solve(self, hessian: Any, side: FloatArray, shift: float) -> FloatArray:
+    def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
+        objective, late = self.plan.objective, self.plan.late
         bends = np.zeros((self.plan.steps, self.own.shape[1]))
         bends[:, self.at] = hessian
         if shift:
-            bends += shift / self.plan.objective.k * self.diagonal
-        bends *= self.potential
+            bends += shift / objective.k * self.diagonal
+        bends *= self.plan._potential
         own, link = self.own.copy(), self.link
-        own[:-1] += self.early**2 * bends
-        if self.late:
-            own[1:] += self.late**2 * bends
+        own[:-1] += (1 - late) ** 2 * bends
+        if late:
+            own[1:] += late**2 * bends
             inner = bends[self.free.start : self.free.stop - 1]
-            link = link + self.early * self.late * inner[:, self.at_link]
+            link = link + (1 - late) * late * inner[:, self.at_link]
         return self.band.solve(own[self.free], link, side)
-
-
-def _descent(
-    chain: _Chain | _Plain, hessian: Any, slope: FloatArray, attempts: Iterator[float]
-) -> FloatArray:
-    """Newton's step on the free points, with the loss curved more where J bends down."""
-    for amount in attempts:
-        try:
-            return chain.solve(hessian, -slope, amount)
-        except linalg.LinAlgError:
-            continue
-    raise linalg.LinAlgError("The Hessian of J is not finite.")

@@ -1,9 +1,9 @@
-r"""MatrixFree: paths through the parameters of a network, with gradients alone.
+r"""MatrixFree: paths through the parameters of a network, with gradients only.
 
 In thousands of dimensions the Hessian of J cannot be formed, but most of it is known: the cost of
 motion couples neighbouring points by the same small tridiagonal matrix in every coordinate. In
 coordinates where that matrix (with a typical curvature added) is the identity, J is well
-conditioned, and a limited-memory quasi-Newton method needs few gradients for each point.
+conditioned, and L-BFGS needs few gradients for each point.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from scipy.optimize import OptimizeResult, minimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.base import Method
-from lossnav.solvers.trajectory import Status, Trajectory
+from lossnav.solvers.discrete import Discrete
+from lossnav.solvers.method import Method, PathProblem
+from lossnav.solvers.ritz.mesh import Mesh
+from lossnav.solvers.trajectory import Status, Trajectory, initial_velocity, within
 
 
 @dataclass(frozen=True)
 class MatrixFree(Method):
-    """Least J over paths of straight lines, by gradients of the loss; for a finite horizon.
+    """Least J over piecewise linear paths, with gradients of the loss only; for a finite horizon.
 
-    The result is locally optimal. It starts from gradient descent and never gets worse than that.
-    The search ends when it could gain no more than ``tol``, or far less than what straight pieces
-    cost too much; the reported error counts both.
+    The result is locally optimal. The search starts from gradient descent and never gets worse. It
+    stops when it can gain no more than ``tol``, or far less than the discretisation error of
+    straight pieces; the reported error is the sum of both.
 
     Args:
-        steps: Number of straight pieces; costs are taken in their middles (second order).
+        steps: Number of straight pieces; costs are evaluated in their middles (second order).
         iterations: The most quasi-Newton steps; each takes one gradient at every piece.
-        memory: Pairs of vectors that are kept.
-        settle: Stop where the rest is below this part of what straight pieces cost too much; 0 goes
-            on until ``tol``.
+        memory: Pairs of vectors that L-BFGS keeps.
+        settle: Stop where the remaining gain is below this fraction of the discretisation error; 0
+            continues until ``tol``.
 
     Examples:
         >>> import lossnav as ln
         >>> loss = ln.TorchLoss(lambda x: ((x**2 - 1) ** 2).sum() + x.sum() / 10)
-        >>> path = ln.solve(ln.Objective(loss), np.full(1000, 0.5), 3.0, method=MatrixFree(steps=30))
+        >>> start, method = np.full(1000, 0.5), MatrixFree(steps=30)
+        >>> path = ln.solve(ln.Objective(loss), start, 3.0, method=method)
         >>> path.status.ok
         True
     """
@@ -49,82 +52,69 @@ class MatrixFree(Method):
     memory: int = 10
     settle: float = 1e-4
 
-    def solve(
-        self,
-        objective: Objective,
-        theta0: FloatArray,
-        *,
-        horizon: float,
-        end: FloatArray | None,
-        tol: float,
-    ) -> Trajectory:
-        if not math.isfinite(horizon):
+    def solve(self, problem: PathProblem) -> Trajectory:
+        objective, tol = problem.objective, problem.tol
+        if not math.isfinite(problem.horizon):
             raise ValueError("MatrixFree needs a finite horizon: pass horizon=T.")
+        problem.objective.steady("MatrixFree")
         if objective.metric is not None or objective.drift is not None:
             raise ValueError(
-                "MatrixFree knows no metric and no drift: leave both out, or use Ritz."
+                "MatrixFree supports no metric and no drift: leave both out, or use Ritz."
             )
-        sums = _Sums(objective, theta0, end, horizon, self.steps)
-        start = sums.descent()
-        scaled = sums.whitened(start)
-
-        seen: list[FloatArray] = []  # the last argument, its points and their slope
+        sums = _Sums(objective, problem.theta0, problem.end, problem.horizon, self.steps)
+        scaled = sums.whitened(sums.descent())
+        last: list[FloatArray] = []  # the last argument, its points and their slope
 
         def cost(y: FloatArray) -> tuple[float, FloatArray]:
             points = sums.points(y.reshape(scaled.shape))
             value, slope = sums.cost(points)
-            seen[:] = y.copy(), points, slope
+            last[:] = y.copy(), points, slope
             return value, sums.pulled_back(slope).ravel()
 
         def enough(intermediate_result: OptimizeResult) -> None:
-            """Stop where a last step would gain far less than straight pieces cost too much."""
-            if not np.array_equal(intermediate_result.x, seen[0]):
+            """Stop where another step would gain far less than the straight pieces cost."""
+            if not np.array_equal(intermediate_result.x, last[0]):
                 cost(intermediate_result.x)
-            if sums.left(seen[2]) <= self.settle * sums.bend(seen[1]):
+            if sums.gain(last[2]) <= self.settle * sums.excess(last[1]):
                 raise StopIteration
 
+        limits = {"maxiter": self.iterations, "maxcor": self.memory, "ftol": tol / 10, "gtol": 0.0}
         done = minimize(
-            cost, scaled.ravel(), jac=True, method="L-BFGS-B", callback=enough,
-            options={"maxiter": self.iterations, "maxcor": self.memory, "ftol": tol / 10, "gtol": 0.0},
-        )  # fmt: skip
+            cost, scaled.ravel(), jac=True, method="L-BFGS-B", callback=enough, options=limits
+        )
         points = sums.points(done.x.reshape(scaled.shape))
         value, slope = sums.cost(points)
-        left = sums.left(slope)
+        gain, excess = sums.gain(slope), sums.excess(points)
         velocity = np.gradient(points, sums.t, axis=0)
-        velocity[0] = -objective.eta * slope[0] / float(objective.discount_at(0.0))
-        settled = done.success or left <= self.settle * sums.bend(points)
+        velocity[0] = initial_velocity(objective, points[0], slope[0])
+        settled = done.success or gain <= self.settle * excess
         status = Status.CONVERGED if settled else Status.ITERATIONS
-        if not math.isfinite(value):
-            status = Status.NOT_FINITE
-        times = sums.t
-        return Trajectory(
-            t=times,
-            theta=points,
-            velocity0=velocity[0],
+        return Trajectory.along(
+            objective,
+            sums.t,
+            points,
+            velocity,
             J=value,
-            kinetic=objective.kinetic(points, velocity),
-            potential=objective.potential(points),
-            status=status,
-            error=left / max(abs(value), 1e-300) + sums.bend(points) / max(abs(value), 1e-300),
-            interpolate=lambda t: _between(times, points, t),
+            status=status if math.isfinite(value) else Status.NOT_FINITE,
+            error=(gain + excess) / max(abs(value), 1e-300),
+            interpolate=within(sums.t[-1], lambda t: Mesh(sums.t, 1).sample(points, t)),
             end=points[-1],
-            names=objective.names or (),
         )
 
 
 class _Sums:
-    """The midpoint sum of J, its gradient, and coordinates in which motion costs alike."""
+    """The midpoint sum of J, and coordinates in which the cost of motion is isotropic."""
 
     def __init__(
         self, objective: Objective, theta0: FloatArray, end: FloatArray | None, T: float, steps: int
     ) -> None:
         self.objective, self.theta0, self.end = objective, theta0, end
-        self.dt = T / steps
+        self.sum = Discrete(objective, steps, T / steps, "midpoint")
         self.t = np.linspace(0, T, steps + 1)
-        self.weight = self.dt * objective.discount_at(self.t[:-1] + self.dt / 2)
+        self.dt, weight = self.sum.dt, self.sum.weight
         self.free = slice(1, None if end is None else -1)
-        stiff = self.weight / (objective.eta * self.dt**2)
-        bend = objective.k * self._typical_curvature() * self.weight / 2
+        stiff = weight / (objective.eta * self.dt**2)
+        bend = objective.k * self._typical_curvature() * weight / 2
         diagonal = np.append(stiff + bend, 0.0)
         diagonal[1:] += stiff + bend
         band = np.zeros((2, steps + 1))
@@ -132,31 +122,21 @@ class _Sums:
         self.factor = linalg.cholesky_banded(band[:, self.free])  # upper: band = factor' factor
 
     def _typical_curvature(self) -> float:
-        """Curvature along the gradient at the start, by one more gradient; zero if it is negative."""
+        """Curvature along the gradient at the start, by one more gradient; zero if negative."""
         g = self.objective.loss.grad(self.theta0)
         size = float(linalg.norm(g))
         if size == 0:
             return 0.0
         step = 1e-4 * (1 + float(linalg.norm(self.theta0))) / size
-        return max(
-            0.0,
-            float(g @ (self.objective.loss.grad(self.theta0 + step * g) - g)) / (step * size**2),
-        )
+        change = self.objective.loss.grad(self.theta0 + step * g) - g
+        return max(0.0, float(g @ change) / (step * size**2))
 
     def cost(self, points: FloatArray) -> tuple[float, FloatArray]:
-        change = np.diff(points, axis=0)
-        loss, slope = self.objective.loss.jet((points[:-1] + points[1:]) / 2, 1)
-        motion = np.sum(change**2, axis=1) / (2 * self.objective.eta * self.dt**2)
-        value = float(self.weight @ (motion + self.objective.k * loss))
-        pull = self.objective.k * self.weight[:, None] * slope / 2
-        push = self.weight[:, None] * change / (self.objective.eta * self.dt**2)
-        gradient = np.zeros_like(points)
-        gradient[:-1] += pull - push
-        gradient[1:] += pull + push
-        return value, gradient
+        value, slope = self.sum.jet(points, 1)
+        return float(value), slope
 
     def descent(self) -> FloatArray:
-        """Gradient descent at the pace that pleases J best among a few; bent to a fixed end."""
+        """Gradient descent at the best of a few rates, sheared to meet a fixed end."""
         best, least = np.tile(self.theta0, (len(self.t), 1)), math.inf
         for rate in (0.0, 0.1, 0.3, 1.0, 3.0):
             points = [self.theta0]
@@ -173,9 +153,9 @@ class _Sums:
 
     def whitened(self, points: FloatArray) -> FloatArray:
         free = points[self.free] - self.theta0
-        return self.factor[1][:, None] * free + np.append(
-            self.factor[0, 1:, None] * free[1:], np.zeros((1, free.shape[1])), axis=0
-        )
+        result = self.factor[1][:, None] * free
+        result[:-1] += self.factor[0, 1:, None] * free[1:]
+        return result
 
     def points(self, y: FloatArray) -> FloatArray:
         path = np.tile(self.theta0, (len(self.t), 1))
@@ -189,21 +169,12 @@ class _Sums:
         lower[0], lower[1, :-1] = self.factor[1], self.factor[0, 1:]
         return linalg.solve_banded((1, 0), lower, slope[self.free])
 
-    def left(self, slope: FloatArray) -> float:
-        """What a last step would gain."""
+    def gain(self, slope: FloatArray) -> float:
+        """What another step would gain."""
         return float(np.sum(self.pulled_back(slope) ** 2)) / 2
 
-    def bend(self, points: FloatArray) -> float:
-        """How much the straight pieces may cost too much: from the turns between them."""
+    def excess(self, points: FloatArray) -> float:
+        """Estimated excess cost of the straight pieces, from the turns between them."""
         turns = np.diff(points, 2, axis=0) / self.dt**2
-        return float(
-            self.dt**2 / 24 * np.sum(self.weight[1:, None] * turns**2) / self.objective.eta
-        )
-
-
-def _between(times: FloatArray, points: FloatArray, t: FloatArray) -> FloatArray:
-    if (t > times[-1] * (1 + 1e-12)).any():
-        raise ValueError(f"The path ends at the horizon {times[-1]:.6g}; t is {t.max():.6g}.")
-    j = np.clip(np.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
-    share = ((t - times[j]) / (times[j + 1] - times[j]))[..., None]
-    return (1 - share) * points[j] + share * points[j + 1]
+        total = np.sum(self.sum.weight[1:, None] * turns**2)
+        return float(self.dt**2 / 24 * total / self.objective.eta)

@@ -1,7 +1,7 @@
-"""navigate(): take a step, look again, plan again (paper Sec. 2): the receding horizon.
+"""navigate(): plan, take a step, plan again (paper Sec. 2): the receding horizon.
 
-At each step the learner plans a whole path, from a local picture of the running cost or from the
-true one, goes along it for a time dt, and throws the rest away.
+At each step the learner plans a whole path, from a local model of the running cost or from the true
+one, follows it for a time dt, and discards the rest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,10 +18,10 @@ from scipy import linalg
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective, QuadraticForm
-from lossnav.solvers.base import Method
+from lossnav.solvers.method import Method, solve
 from lossnav.solvers.riccati.feedback import Feedback, feedback
 from lossnav.solvers.ritz.ends import quadratic_around
-from lossnav.solvers.trajectory import Status, Trajectory
+from lossnav.solvers.trajectory import Status, Trajectory, path_cost, within
 
 MARGIN = 0.1
 
@@ -39,40 +39,39 @@ def navigate(
     end: ArrayLike | None = None,
     tol: float = 1e-10,
 ) -> Trajectory:
-    r"""Plan, go along the plan for ``dt``, and plan again from there.
+    r"""Plan, follow the plan for ``dt``, and plan again from there.
 
-    With ``model="quadratic"`` a plan knows gradient and Hessian of the running cost where it is made:
-    the learning rules of the paper, exact for a quadratic loss at any ``dt``. With ``model="loss"`` it
-    knows everything, and going along it gives the optimal path whatever ``dt`` is (Bellman's
-    principle), unless the planned velocity is held for the whole step, which is first order in dt.
+    With ``model="quadratic"`` a plan uses the gradient and Hessian of the running cost at the
+    current point: the learning rules of the paper, exact for a quadratic loss at any ``dt``. With
+    ``model="loss"`` it uses the true running cost, and the result is the optimal path for any
+    ``dt`` (Bellman's principle); with ``hold=True`` it is first order in dt.
 
-    A local picture that bends down too far rewards endless motion, so that it has no best path: J is
-    bounded only for curvature (of the running cost, in units of the metric) above
-    :math:`-\gamma^2/4`. Where a picture has no best path, curvatures at or below that bound are
-    lifted to ``floor``; by default to the bound plus a tenth of :math:`\gamma^2/4 + |\lambda|_{max}`.
+    J of a local model is bounded only for curvature (of the running cost, in units of the metric)
+    above :math:`-\gamma^2/4`. Where it is not, curvatures at or below that bound are raised to
+    ``floor``; by default to the bound plus a tenth of :math:`\gamma^2/4 + |\lambda|_{max}`.
 
     Args:
-        objective: What the learner assumes; for ``"quadratic"`` with the discount ``exp(-gamma t)``.
+        objective: What the learner assumes; ``"quadratic"`` needs the discount ``exp(-gamma t)``.
         theta0: Start ``(D,)``.
         dt: Time between plans.
         steps: Number of plans.
         model: ``"quadratic"`` or ``"loss"``.
-        floor: Curvature to lift to, above :math:`-\gamma^2/4`.
-        hold: Keep to each plan's initial velocity for the whole step.
-        method: How to solve for the true loss, as in `solve`.
-        end: Where to go on the true loss, as in `solve`.
-        tol: Accuracy of each plan on the true loss.
+        floor: Curvature to raise to, above :math:`-\gamma^2/4`.
+        hold: Keep each plan's initial velocity for the whole step.
+        method: How to solve with ``model="loss"``, as in `solve`.
+        end: Last point with ``model="loss"``, as in `solve`.
+        tol: Accuracy of each plan with ``model="loss"``.
 
     Returns:
-        The path that was gone, over the time ``steps * dt``; ``J`` is its cost under the true
-        running cost, and ``error`` the largest that a plan states about itself, which says nothing of
-        how far the model is from the loss.
+        The path taken, over the time ``steps * dt``. ``J`` is its cost under the true running cost;
+        ``error`` is the largest error of a plan, which does not include the error of the model.
 
     Examples:
         >>> import lossnav as ln
         >>> objective = ln.Objective(ln.Quadratic([1.0, 4.0]), gamma=1.0)
-        >>> gone, best = navigate(objective, [1.0, 1.0], dt=0.5, steps=8), ln.solve(objective, [1.0, 1.0])
-        >>> bool(np.allclose(gone.theta, best.at(gone.t), rtol=0, atol=1e-14))
+        >>> path = navigate(objective, [1.0, 1.0], dt=0.5, steps=8)
+        >>> best = ln.solve(objective, [1.0, 1.0])
+        >>> bool(np.allclose(path.theta, best.at(path.t), rtol=0, atol=1e-14))
         True
     """
     start = checks.point("theta0", theta0, objective.dim)
@@ -81,20 +80,17 @@ def navigate(
     dt = checks.positive("dt", dt)
     if steps < 1:
         raise ValueError(f"steps is {steps}, but there must be at least one.")
-    if model == "quadratic":
-        plan = _local_planner(objective, floor)
-    else:
-        plan = _true_planner(objective, method, end, tol)
+    local = _local_status(objective, floor) if model == "quadratic" else None
     points, legs, status = [start], [], None
     try:
         for _ in range(steps):
-            leg = plan(points[-1])
-            if leg is None:
-                status = Status.NOT_FINITE
-                break
+            if local:
+                leg = _local_leg(objective, points[-1], local, floor)
+            else:
+                leg = _true_leg(solve(objective, points[-1], end=end, method=method, tol=tol))
             leg = leg.held() if hold else leg
             last = leg.at(np.array([dt]))[0]
-            if not np.isfinite(last).all():
+            if leg.status is Status.NOT_FINITE or not np.isfinite(last).all():
                 status = Status.NOT_FINITE
                 break
             legs.append(leg)
@@ -103,19 +99,24 @@ def navigate(
         status = Status.INTERRUPTED
     if not legs:
         raise ValueError(
-            f"The loss or its derivatives are not finite at theta0 = {start}, so there is no first step."
+            f"The loss or its derivatives are not finite at theta0 = {start}, so there is no first "
+            "step."
         )
-    return _gone(objective, np.array(points), legs, dt, status)
+    return _joined(objective, np.array(points), legs, dt, status)
 
 
 class _Leg(NamedTuple):
-    """What one plan says about the time until the next."""
+    """The part of a plan that is followed."""
 
     at: Callable[[FloatArray], FloatArray]
     velocity: Callable[[FloatArray], FloatArray]
     error: float
     status: Status
     stiffness: float
+
+    def states(self, begin: float) -> Callable[[FloatArray], tuple[FloatArray, FloatArray]]:
+        """Points and velocities at times of the whole path, which the leg joins at ``begin``."""
+        return lambda t: (self.at(t - begin), self.velocity(t - begin))
 
     def held(self) -> _Leg:
         start, v = self.at(np.zeros(1))[0], self.velocity(np.zeros(1))[0]
@@ -126,43 +127,46 @@ class _Leg(NamedTuple):
         )
 
 
-def _local_planner(
-    objective: Objective, floor: float | None
-) -> Callable[[FloatArray], _Leg | None]:
+def _local_status(objective: Objective, floor: float | None) -> Status:
+    """The status of local plans; an error where there can be none."""
     bound = -(objective.gamma**2) / 4
+    objective.steady("a local plan")
     if objective.discount is not None:
         raise ValueError(
             'A local plan needs the discount exp(-gamma t): give gamma, or model="loss".'
         )
     if floor is not None and not checks.number("floor", floor) > bound:
         raise ValueError(f"floor is {floor:.6g}, but it must be above -gamma**2/4 = {bound:.6g}.")
-    exact = objective.quadratic() is not None
-
-    def plan(theta: FloatArray) -> _Leg | None:
-        form = quadratic_around(objective, theta)
-        if not all(np.isfinite(part).all() for part in (form.H, form.g, form.value)):
-            return None
-        policy = _bounded(form, bound, floor)
-        return _Leg(
-            at=lambda t: theta + policy.displacement(theta, t),
-            velocity=lambda t: policy.velocity(theta + policy.displacement(theta, t)),
-            error=policy.error,
-            status=Status.EXACT if exact else Status.CONVERGED,
-            stiffness=float(linalg.norm(policy.K, 2)),
-        )
-
-    return plan
+    return Status.CONVERGED if objective.quadratic() is None else Status.EXACT
 
 
-def _bounded(form: QuadraticForm, bound: float, floor: float | None) -> Feedback:
-    """The policy of the form, or of that with its lowest curvatures lifted if it has none."""
+def _local_leg(
+    objective: Objective, theta: FloatArray, status: Status, floor: float | None
+) -> _Leg:
+    """A plan from the running cost to second order around ``theta``."""
+    form = quadratic_around(objective, theta)
+    if not all(np.isfinite(part).all() for part in (form.H, form.g, form.value)):
+        nothing = np.full_like(theta, math.nan)
+        return _Leg(lambda t: nothing[None], lambda t: nothing[None], 0.0, Status.NOT_FINITE, 0.0)
+    policy = _bounded(form, floor)
+    return _Leg(
+        at=lambda t: theta + policy.displacement(theta, t),
+        velocity=lambda t: policy.velocity(theta + policy.displacement(theta, t)),
+        error=policy.error,
+        status=status,
+        stiffness=float(linalg.norm(policy.K, 2)),
+    )
+
+
+def _bounded(form: QuadraticForm, floor: float | None) -> Feedback:
+    """The policy of the form, with its lowest curvatures raised if J is unbounded."""
     try:
         return feedback(form)
     except ValueError:
         h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
-        size = float(np.abs(h).max())
+        size, bound = float(np.abs(h).max()), -(form.gamma**2) / 4
         lifts = [bound + MARGIN * (size - bound) if floor is None else floor]
-        lifts += [max(lifts[0], 0.0) + MARGIN * size]  # a drift may ask for more
+        lifts += [max(lifts[0], 0.0) + MARGIN * size]  # a drift may need more
         for lift in lifts:
             low = bound if lift is lifts[0] else max(bound, 0.0)
             lifted = form.G @ (Q * np.where(h <= low, lift, h)) @ Q.T @ form.G
@@ -170,79 +174,49 @@ def _bounded(form: QuadraticForm, bound: float, floor: float | None) -> Feedback
                 return feedback(replace(form, H=(lifted + lifted.T) / 2))
             except ValueError as error:
                 reason = error
-        raise ValueError(f"Even with curvature lifted to {lifts[-1]:.3g}: {reason}") from None
+        raise ValueError(f"Even with curvature raised to {lifts[-1]:.3g}: {reason}") from None
 
 
-def _true_planner(
-    objective: Objective, method: Method | None, end: ArrayLike | None, tol: float
-) -> Callable[[FloatArray], _Leg | None]:
-    from lossnav.solvers.choose import solve
-
-    def plan(theta: FloatArray) -> _Leg | None:
-        path = solve(objective, theta, end=end, method=method, tol=tol)
-        if path.status is Status.NOT_FINITE:
-            return None
-        return _Leg(path.at, _slope(path), path.error, path.status, 0.0)
-
-    return plan
-
-
-def _slope(path: Trajectory) -> Callable[[FloatArray], FloatArray]:
-    """Velocities along a path, by differences of fourth order; the first is the path's own."""
+def _true_leg(path: Trajectory) -> _Leg:
+    """The plan ``path``; velocities by differences of fourth order, the first by the path's own."""
     reach = 1e-3 * float(path.t[-1] if len(path.t) < 2 else min(path.t[-1], 20 * path.t[1]))
 
     def velocity(t: FloatArray) -> FloatArray:
-        centre = np.maximum(t, 2 * reach)
-        ahead = [path.at(centre + m * reach) for m in (-2, -1, 1, 2)]
+        center = np.maximum(t, 2 * reach)
+        ahead = [path.at(center + m * reach) for m in (-2, -1, 1, 2)]
         slope = (ahead[0] - 8 * ahead[1] + 8 * ahead[2] - ahead[3]) / (12 * reach)
         return np.where((t == 0)[..., None], path.velocity0, slope)
 
-    return velocity
+    return _Leg(path.at, velocity, path.error, path.status, 0.0)
 
 
-def _gone(
+def _joined(
     objective: Objective, points: FloatArray, legs: list[_Leg], dt: float, status: Status | None
 ) -> Trajectory:
     """The legs joined, with the cost under the true running cost."""
     t = dt * np.arange(len(points), dtype=np.float64)
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    total, speeds = 0.0, []
+    total = 0.0
     for begin, leg in zip(t, legs, strict=False):
         pieces = min(64, max(1, math.ceil(leg.stiffness * dt)))
-        width = dt / pieces
-        inner = (width * (np.arange(pieces)[:, None] + (nodes + 1) / 2)).ravel()
-        theta, velocity = leg.at(inner), leg.velocity(inner)
-        running = objective.kinetic(theta, velocity) + objective.potential(theta)
-        parts = (running * objective.discount_at(begin + inner)).reshape(pieces, -1)
-        total += width / 2 * float((parts @ weights).sum())
-        speeds.append(leg.velocity(np.zeros(1))[0])
-    speeds.append(legs[-1].velocity(np.array([dt]))[0])
-    velocity = np.array(speeds)
+        total += path_cost(objective, begin + np.linspace(0, dt, pieces + 1), leg.states(begin))
+    velocity = [leg.velocity(np.zeros(1))[0] for leg in legs]
+    velocity.append(legs[-1].velocity(np.array([dt]))[0])
 
     def at(times: FloatArray) -> FloatArray:
-        if (times > t[-1] * (1 + 1e-12)).any():
-            raise ValueError(f"The path ends at {t[-1]:.6g}; t is {times.max():.6g}.")
         which = np.clip((times / dt).astype(int), 0, len(legs) - 1)
         result = np.empty((*times.shape, points.shape[1]))
         for i in np.unique(which):
             result[which == i] = legs[i].at(times[which == i] - t[i])
         return result
 
-    return Trajectory(
-        t=t,
-        theta=points,
-        velocity0=velocity[0],
+    return Trajectory.along(
+        objective,
+        t,
+        points,
+        np.array(velocity),
         J=total,
-        kinetic=objective.kinetic(points, velocity),
-        potential=objective.potential(points),
-        status=status or _worst(legs),
+        status=status or max((leg.status for leg in legs), key=list(Status).index),
         error=max(leg.error for leg in legs),
         end=points[-1],
-        interpolate=at,
-        names=objective.names or (),
+        interpolate=within(t[-1], at),
     )
-
-
-def _worst(legs: list[_Leg]) -> Status:
-    order: list[Any] = list(Status)
-    return max((leg.status for leg in legs), key=order.index)

@@ -1,28 +1,43 @@
-"""Compiled sweeps for the policy on a grid; `lossnav.solvers.plane` says what they solve.
+"""Fast sweeping for the policy on a grid; `lossnav.solvers.plane` has the equations.
 
 Nodes are numbered row by row, and each has a small table of neighbours. The value at a node is
-improved in place, in four alternating orders, so that each order carries the value along every
-path that heads its way. `_sweep_numpy` holds the same update in NumPy; both have one fixed point.
+updated in place, in alternating orders, so that each order carries the value along the paths in its
+direction. Numba compiles these functions; without it they run as plain Python.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 
-F = TypeVar("F", bound=Callable[..., object])
-_compiled: Callable[[F], F] = numba.njit(cache=True)  # type: ignore[assignment,unused-ignore]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F) -> F:
+    try:
+        import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        return numba.njit(cache=True)(function)  # type: ignore[return-value,unused-ignore]
+    except (ImportError, RuntimeError):  # not installed; no writable directory for its cache
+        return function
+
+
+def run(kernel: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a kernel; plain Python reads single numbers faster from views than from arrays."""
+    if not hasattr(kernel, "py_func"):
+        arrays = (np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for x in arguments)
+        arguments = tuple(x.data if isinstance(x, np.ndarray) else x for x in arrays)
+    return kernel(*arguments)
 
 
 @_compiled
 def _root(A: float, half: float, C: float) -> float:
-    """The larger root of A w^2 - 2 half w = C, without cancellation; the vertex if there is none."""
+    """The larger root of A w^2 - 2 half w = C, without cancellation; the vertex if none is real."""
     inner = max(half * half + A * C, 0.0)
     if half < 0:
         return C / (math.sqrt(inner) - half)
@@ -59,17 +74,29 @@ def _upwind(
 @_compiled
 def _fan(
     m: tuple[float, float, float, float], D11: float, D22: float, D12: float, c: float, b: float
-) -> float:
-    """The least W over the triangles between neighbours on the axes, and over their edges."""
+) -> tuple[float, float, float, int, int]:
+    """The least W over the triangles between neighbours on the axes, and over their edges.
+
+    Returns:
+        W, the rates along the two axes, and their sides: 0 ahead, 1 behind.
+    """
     det = D11 * D22 - D12 * D12
     best = c / b if b > 0 else math.inf
+    rate1 = rate2 = 0.0
+    side1 = side2 = 0
     for one in range(2):
-        if m[one] < math.inf:
-            best = min(best, _upwind(m[one], det / D22, math.inf, 1.0, math.inf, 1.0, c, b))
-        if m[2 + one] < math.inf:
-            best = min(best, _upwind(m[2 + one], det / D11, math.inf, 1.0, math.inf, 1.0, c, b))
         for two in range(2):
             m1, m2 = m[one], m[2 + two]
+            if m1 < math.inf:
+                edge = _upwind(m1, det / D22, math.inf, 1.0, math.inf, 1.0, c, b)
+                if edge < best:
+                    best, rate1, rate2 = edge, det / D22 * (edge - m1), 0.0
+                    side1, side2 = one, two
+            if m2 < math.inf:
+                edge = _upwind(m2, det / D11, math.inf, 1.0, math.inf, 1.0, c, b)
+                if edge < best:
+                    best, rate1, rate2 = edge, 0.0, det / D11 * (edge - m2)
+                    side1, side2 = one, two
             if m1 == math.inf or m2 == math.inf:
                 continue
             cross = D12 if one == two else -D12
@@ -79,16 +106,29 @@ def _fan(
             if half * half + A * C < 0:
                 continue
             t = _root(A, half, C)
-            if D11 * t + cross * (t - gap) >= 0 and D22 * (t - gap) + cross * t >= 0:
-                best = min(best, m1 + t)
-    return best
+            along, across = D11 * t + cross * (t - gap), D22 * (t - gap) + cross * t
+            if along >= 0 and across >= 0 and m1 + t < best:
+                best, rate1, rate2 = m1 + t, along, across
+                side1, side2 = one, two
+    return best, rate1, rate2, side1, side2
+
+
+@_compiled
+def fan_directions(
+    m: FloatArray, rho: FloatArray, source: FloatArray, b: float, rates: FloatArray, sides: Any
+) -> None:
+    """Fill ``rates`` and ``sides`` ``(P, 2)`` of nodes that use triangles, as in `_fan`."""
+    for p in range(len(source)):
+        _, rates[p, 0], rates[p, 1], sides[p, 0], sides[p, 1] = _fan(
+            (m[p, 0], m[p, 1], m[p, 2], m[p, 3]), rho[p, 0], rho[p, 1], rho[p, 2], source[p], b
+        )
 
 
 @_compiled
 def _node(place: int, n: int, sweep: int) -> int:
     """The node at this place of a sweep: eight orders, four by rows and four by columns.
 
-    The steps along a diagonal that a metric calls for need both.
+    The diagonal steps of a metric across the axes need both.
     """
     one, two = place // n, place % n
     if sweep & 2:
@@ -109,6 +149,8 @@ def relax(
     rho: FloatArray,
     fan: FloatArray,
     order: FloatArray,
+    changed: FloatArray,
+    visited: FloatArray,
     n: int,
     tol: float,
     limit: int,
@@ -116,17 +158,19 @@ def relax(
     """Sweep ``W`` in place to its fixed point; return the sweeps taken and the last change.
 
     Args:
-        W: Values ``(N + 1,)``; the last one is infinite and stands for all that is off the grid.
-        bound: What the value may not exceed ``(N,)``.
-        source: Right-hand sides c ``(N,)``.
-        b: Factor of W on the right-hand side.
+        W: Values ``(N + 1,)``; the last one is infinite and stands for everything off the grid.
+        bound: Upper bounds of the value ``(N,)``.
+        source: The part c of the right-hand sides c - b W ``(N,)``.
+        b: The factor of W in them.
         near: Neighbours ``(N, 4)`` or ``(N, 6)``, ahead and behind in two or three directions.
-        shift: What is taken off each neighbour's value, in the same shape.
+        shift: Subtracted from each neighbour's value, in the same shape.
         rho: Weights of the directions ``(N, 3)``.
         fan: Which nodes use triangles ``(N,)``; their ``rho`` holds D11, D22, D12.
         order: Nodes in an order to follow at every other sweep ``(N,)``, or none ``(0,)``.
+        changed: The sweep of each node's last change ``(N + 1,)``, zero at first.
+        visited: The sweep of each node's last visit ``(N + 1,)``, -1 at first.
         n: Nodes in a row.
-        tol: Change relative to the largest value that counts as none.
+        tol: Change, relative to the largest value, that counts as converged.
         limit: The most sweeps to take.
     """
     columns = near.shape[1]
@@ -135,13 +179,11 @@ def relax(
     for p in range(len(source)):
         if abs(W[p]) < math.inf:
             size = max(size, abs(W[p]))
-    # A node is visited again only when a neighbour has changed since: most settle early.
-    changed = np.zeros(len(W), dtype=np.int32)
-    visited = np.full(len(W), -1, dtype=np.int32)
     for sweep in range(limit):
         change, still = 0.0, tol * size
         for place in range(n * n):
             p = order[place] if guided and sweep % 2 == 0 else _node(place, n, sweep >> guided)
+            # A node is visited again only if a neighbour has changed since: most settle early.
             news = False
             for column in range(columns):
                 news |= changed[near[p, column]] >= visited[p]
@@ -151,7 +193,7 @@ def relax(
             m0, m1 = W[near[p, 0]] - shift[p, 0], W[near[p, 1]] - shift[p, 1]
             m2, m3 = W[near[p, 2]] - shift[p, 2], W[near[p, 3]] - shift[p, 3]
             if fan[p]:
-                new = _fan((m0, m1, m2, m3), rho[p, 0], rho[p, 1], rho[p, 2], source[p], b)
+                new = _fan((m0, m1, m2, m3), rho[p, 0], rho[p, 1], rho[p, 2], source[p], b)[0]
             else:
                 m4 = math.inf
                 if columns == 6:
@@ -184,7 +226,7 @@ def carry(
 ) -> None:
     """Carry ``share`` ``(N + 1, K)`` back from fixed nodes along the paths that lead to them.
 
-    Each node gets the mean of those that it leads to.
+    Each node gets the weighted mean of the nodes that it leads to.
     """
     guided = len(order) > 0
     for sweep in range(limit):

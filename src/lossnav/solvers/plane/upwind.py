@@ -1,13 +1,11 @@
-"""One grid, solved: the value, where paths go from each node and which end they reach.
+"""The upwind scheme on one grid: the value, the direction of paths and the end that they reach.
 
-The upwind scheme of `lossnav.solvers.plane` is of first order. Each corrected solve after it takes
-the bend of the value before into account, which makes it second order where the value is smooth.
+The scheme of `lossnav.solvers.plane` is first order. Each corrected solve after it uses the
+curvature of the previous value, which makes it second order where the value is smooth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +13,7 @@ from numpy.typing import NDArray
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.plane import sweeps_numpy
-from lossnav.solvers.plane.grid import Grid, IntArray, along
-from lossnav.solvers.plane.rest_points import End, bounds
+from lossnav.solvers.plane.grid import Grid, IntArray, RestPoint, along, bounds
 from lossnav.solvers.trajectory import Status
 
 _TOL = 1e-12
@@ -26,7 +22,7 @@ _CORRECTIONS = 2
 
 
 class Level(NamedTuple):
-    """One grid, solved."""
+    """The solution on one grid."""
 
     W: FloatArray  # (n, n)
     velocity: FloatArray  # (n, n, 2)
@@ -36,22 +32,13 @@ class Level(NamedTuple):
     parent: IntArray
     weight: FloatArray
     order: IntArray
-    fixed: IntArray  # (N,) the end whose own value holds here, or -1
-
-
-@lru_cache(maxsize=1)
-def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The compiled sweeps, or those in NumPy where numba cannot be used."""
-    try:
-        from lossnav.solvers.plane import sweeps as _sweep
-    except (ImportError, RuntimeError):  # not installed; nowhere to keep what it compiles
-        return sweeps_numpy.relax, sweeps_numpy.carry
-    return _sweep.relax, _sweep.carry
+    fixed: IntArray  # (N,) the end whose local value applies here, or -1
 
 
 def swept(
-    objective: Objective, grid: Grid, ends: list[End], guess: FloatArray | None = None
+    objective: Objective, grid: Grid, ends: list[RestPoint], guess: FloatArray | None = None
 ) -> Level:
+    """Solve one grid, from the values ``guess`` of a coarser one."""
     n, N = grid.n, grid.n**2
     bound, owner = bounds(objective, grid, ends)
     source, b = 2 / objective.eta * grid.U, 2 * objective.gamma / objective.eta
@@ -60,7 +47,7 @@ def swept(
     W = np.full(N + 1, np.inf)
     if b > 0:
         W[:N] = source / b  # the cost of staying for ever
-    relax, total, shift, status = kernels()[0], 0, grid.shift, Status.CONVERGED
+    total, shift, status = 0, grid.shift, Status.CONVERGED
     order = np.empty(0, dtype=np.int64)
     if guess is not None and grid.push is None:
         order = np.argsort(guess, axis=None)  # without a drift the value falls along each path
@@ -68,9 +55,9 @@ def swept(
         if correction:
             bent = _bent(grid, W)
             shift = np.where(_upstream(grid, W, shift), bent, -np.inf)
-        sweeps, change = relax(
-            W, bound, source, b, grid.near, shift, grid.rho, grid.fan, order, n, _TOL, _SWEEPS
-        )
+        changed, visited = np.zeros(N + 1, dtype=np.int32), np.full(N + 1, -1, dtype=np.int32)
+        table = grid.near, shift, grid.rho, grid.fan, order, changed, visited
+        sweeps, change = _run("relax", W, bound, source, b, *table, n, _TOL, _SWEEPS)
         total += sweeps
         if sweeps < _SWEEPS:
             continue
@@ -82,26 +69,32 @@ def swept(
             )
     velocity, parent, weight = _ways(grid, W, bent, shift, source, b)
     tight = W[:N] >= bound - 1e-12 * np.abs(W[:N]).max()
-    return Level(
-        W[:N].reshape(n, n), (objective.eta * velocity * grid.step).reshape(n, n, 2), total, change,
-        status, parent, weight, order, np.where(tight, owner, -1),
-    )  # fmt: skip
+    velocity = (objective.eta * velocity * grid.step).reshape(n, n, 2)
+    fixed = np.where(tight, owner, -1)
+    value = W[:N].reshape(n, n)
+    return Level(value, velocity, total, change, status, parent, weight, order, fixed)
+
+
+def _run(kernel: str, *arguments: Any) -> Any:
+    from lossnav.solvers.plane import sweeps  # which loads numba
+
+    return sweeps.run(getattr(sweeps, kernel), *arguments)
 
 
 def _upstream(grid: Grid, W: FloatArray, shift: FloatArray) -> NDArray[np.bool_]:
-    """Which neighbours a path may go to next: those below the node, with the drift counted.
+    """The neighbours that a path may go to next: those below the node, including the drift.
 
-    Held fixed while a corrected scheme is solved, this keeps two nodes from leaning on each other.
+    They are fixed while a corrected scheme is solved, so that no two nodes depend on each other.
     """
     m = W[grid.near] - np.where(np.isfinite(shift), shift, grid.shift)
     return (W[:-1, None] - m > 1e-11 * np.abs(W[:-1]).max()) | grid.fan[:, None]
 
 
 def _bent(grid: Grid, W: FloatArray) -> FloatArray:
-    """The shift with the bend of the value along each step, which makes differences second order.
+    """The shift with the curvature of the value along each step, for second-order differences.
 
-    Of the bends seen from the node and from its neighbour the smaller counts, and none where they
-    differ in sign: a ridge where paths part is no bend.
+    The smaller of the curvatures at the node and at its neighbour is used, and none where their
+    signs differ, as on a ridge where paths part.
     """
     N = len(W) - 1
     near, far = W[grid.near], W[grid.far]
@@ -124,16 +117,16 @@ def _bent(grid: Grid, W: FloatArray) -> FloatArray:
 def _ways(
     grid: Grid, W: FloatArray, bent: FloatArray, shift: FloatArray, source: FloatArray, b: float
 ) -> tuple[FloatArray, IntArray, FloatArray]:
-    """Where the path goes from each node: velocity (over eta), neighbours and their weights."""
+    """The path from each node: velocity (over eta), next neighbours and their weights."""
     N, count = len(W) - 1, grid.ways.shape[1]
     m = W[grid.near] - bent
     rate, parent = np.zeros((N, count)), np.empty((N, count), dtype=np.int64)
     way = np.zeros((N, 2))
     nodes = np.flatnonzero(grid.fan)
     if len(nodes):
-        _, fan_rates, fan_sides = sweeps_numpy.fan_update(
-            m[nodes, :4], grid.rho[nodes], source[nodes], b
-        )
+        fan_rates, fan_sides = np.zeros((len(nodes), 2)), np.zeros((len(nodes), 2), dtype=np.int64)
+        known = m[nodes, :4], grid.rho[nodes], source[nodes], b
+        _run("fan_directions", *known, fan_rates, fan_sides)
     for column in range(count):
         behind = m[:, 2 * column + 1] < m[:, 2 * column]
         least = np.where(behind, m[:, 2 * column + 1], m[:, 2 * column])
@@ -150,17 +143,14 @@ def _ways(
 
 
 def basins(level: Level, n: int) -> IntArray:
-    """The end of the path from each node.
-
-    Each end's nodes hold a full share in it, every other node the mean of those it leads to.
-    """
+    """The end of the path from each node: the one with the largest share, carried along paths."""
     N, owned = n * n, level.fixed >= 0
     reached, number = np.unique(level.fixed[owned], return_inverse=True)
     if not len(reached):
         return np.full((n, n), -1)
     share = np.zeros((N + 1, len(reached)))
     share[:N][owned, number] = 1.0
-    kernels()[1](share, level.parent, level.weight, owned, level.order, n, 4 * n)
+    _run("carry", share, level.parent, level.weight, owned, level.order, n, 4 * n)
     best = share[:N].argmax(axis=1)
     settled = share[:N].max(axis=1) > 0.5 / len(reached)
     return np.where(settled, reached[best], -1).reshape(n, n)
@@ -178,12 +168,10 @@ def resampled(values: FloatArray, n: int) -> FloatArray:
 
 
 def difference(fine: FloatArray, coarse: FloatArray) -> FloatArray:
-    """How far two grids differ at the nodes of the coarse one, spread over the fine one."""
+    """The difference of two grids at the nodes of the coarse one, interpolated to the fine one."""
+    from scipy.ndimage import maximum_filter
+
     gap = resampled(fine, len(coarse)) - coarse
     size = np.abs(gap) if gap.ndim == 2 else np.hypot(gap[..., 0], gap[..., 1])
-    # The largest of a cell's corners, so that no node between them looks better than they are.
-    for axis in range(2):
-        wide = np.pad(size, [(1, 1) if a == axis else (0, 0) for a in range(2)], mode="edge")
-        wide = np.moveaxis(wide, axis, 0)
-        size = np.moveaxis(np.maximum(np.maximum(wide[:-2], wide[1:-1]), wide[2:]), 0, axis)
-    return resampled(size, len(fine))
+    # The largest of the corners around, so that no node between them has a smaller estimate.
+    return resampled(maximum_filter(size, 3, mode="nearest"), len(fine))

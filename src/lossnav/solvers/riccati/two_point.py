@@ -6,11 +6,10 @@ The least cost over a stretch of time is a quadratic function of its two ends,
           \begin{pmatrix}A & B\\ B^T & C\end{pmatrix}\begin{pmatrix}z_0\\z_1\end{pmatrix}
           + a^T z_0 + b^T z_1 + w.
 
-For a short stretch it comes from a matrix exponential. Two equal stretches are joined by minimising
-over the point between them, which doubles the time: m doublings reach 2^m stretches, for any
-horizon, without ever integrating the Euler-Lagrange equations forwards (they run away). If that
-minimum does not exist, a Cholesky factor fails, and this proves that J is unbounded below. Here
-z = exp(-gamma t/2) y, so that the discount leaves every stretch alike.
+For a short stretch it comes from a matrix exponential. Joining two equal stretches, by minimising
+over the point between them, doubles the time. The Euler-Lagrange equations are never integrated
+forwards, which would diverge. If a minimum does not exist, a Cholesky factor fails, which proves
+that J is unbounded below. Here z = exp(-gamma t/2) y, so that all stretches have the same discount.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ import numpy as np
 from scipy import linalg
 
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.riccati.feedback import Scaled
-
-_EPS = float(np.finfo(np.float64).eps)
+from lossnav.solvers.riccati.feedback import EPS, Scaled
 
 
 class UnboundedError(ValueError):
@@ -71,15 +68,7 @@ class Stretch:
 
 
 class TwoPoint:
-    """Optimal paths over a fixed horizon.
-
-    Args:
-        problem: The scaled problem.
-        horizon: Time available, positive and finite.
-
-    Raises:
-        UnboundedError: J is unbounded below for paths between fixed ends.
-    """
+    """Optimal paths over a finite horizon; an `UnboundedError` where J has no lower bound."""
 
     def __init__(self, problem: Scaled, horizon: float) -> None:
         self.problem, self.horizon = problem, horizon
@@ -93,11 +82,22 @@ class TwoPoint:
             stretch = joined
         self.whole = stretch
 
-    def free_end(self, z0: FloatArray) -> FloatArray:
-        """The best last point for a path from ``z0``."""
+    def free_end(
+        self, z0: FloatArray, terminal: tuple[FloatArray, FloatArray] | None = None
+    ) -> FloatArray:
+        """The best last point for a path from ``z0``.
+
+        Args:
+            z0: Start.
+            terminal: Slope at y = 0 and curvature of a cost of the last point y.
+        """
         whole = self.whole
+        C, side = whole.C, whole.B.T @ z0 + whole.b
+        if terminal is not None:
+            C = C + terminal[1]
+            side = side + math.exp(-self.problem.gamma * self.horizon / 2) * terminal[0]
         try:
-            return -linalg.cho_solve(linalg.cho_factor(whole.C), whole.B.T @ z0 + whole.b)
+            return -linalg.cho_solve(linalg.cho_factor(C), side)
         except linalg.LinAlgError:
             raise UnboundedError(f"{self.horizon:.6g}") from None
 
@@ -107,15 +107,15 @@ class TwoPoint:
         return float(bends + w.a @ z0 + w.b @ z1 + w.w)
 
     def lost(self, z0: FloatArray, z1: FloatArray) -> float:
-        """Rounding error of the cost: each doubling takes a difference of matrices as large as the shortest stretch's."""
+        """Rounding error of the cost: doublings subtract matrices as large as the shortest's."""
         shortest = self._levels[0][0] if self._levels else self.whole
         ends = linalg.norm(z0) ** 2 + linalg.norm(z1) ** 2
-        return _EPS * len(z0) * float(linalg.norm(shortest.A, 2) * ends)
+        return EPS * len(z0) * float(linalg.norm(shortest.A, 2) * ends)
 
     def states(
         self, z0: FloatArray, z1: FloatArray, t: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Points y and velocities at times ``t`` ``(N,)``: halve the interval around each, then flow."""
+        """Points y and velocities at times ``t`` ``(N,)``, by halving the interval around each."""
         gamma, start = self.problem.gamma, np.zeros_like(t)
         left, right = (np.repeat(z[:, None], len(t), axis=1) for z in (z0, z1))
         stretch = self.whole
@@ -135,13 +135,13 @@ class TwoPoint:
         q *= np.exp(gamma * t / 2)[:, None]
         dim = len(z0)
         y, slope = q[:, :dim], q[:, dim : 2 * dim]
-        return y, y @ self.problem.J.T + self.problem.c - slope
+        return y, y @ self.problem.F.T + self.problem.c - slope
 
 
 def _flow(problem: Scaled) -> FloatArray:
     """Generator of (z, slope of the value, exp(-gamma t/2)) along extremals."""
     dim = len(problem.c)
-    A = problem.J - problem.gamma / 2 * np.eye(dim)
+    A = problem.F - problem.gamma / 2 * np.eye(dim)
     flow = np.zeros((2 * dim + 1, 2 * dim + 1))
     flow[:dim, :dim], flow[:dim, dim:-1], flow[:dim, -1] = A, -np.eye(dim), problem.c
     flow[dim:-1, :dim], flow[dim:-1, dim:-1], flow[dim:-1, -1] = -problem.H, -A.T, -problem.g

@@ -1,22 +1,21 @@
-"""Ritz: the workhorse. Least J over piecewise polynomials, for any loss, metric, drift and discount.
+"""Ritz: least J over piecewise polynomial paths, for any loss, metric, drift and discount.
 
-The mesh, the degree and (on an infinite horizon) the length of the mesh grow until two solutions in
-a row agree to the tolerance; what they still differ by is the reported error. The Euler-Lagrange
-equations are not used at all, so `Collocation`, which solves them, is an independent check.
+The mesh, the degree and (on an infinite horizon) the length of the mesh grow until two consecutive
+solutions agree to the tolerance. The Euler-Lagrange equations are not used, so `Collocation`, which
+solves them, is an independent check.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lossnav._base.checks import FloatArray
-from lossnav.problem.objective import Objective
-from lossnav.solvers.base import Method
-from lossnav.solvers.ritz.endless import solve_endless
+from lossnav.problem.running_cost import is_extended
+from lossnav.solvers.method import Method, PathProblem
 from lossnav.solvers.ritz.finite import solve_finite
-from lossnav.solvers.ritz.refinement import Limits
+from lossnav.solvers.ritz.infinite import solve_infinite
+from lossnav.solvers.ritz.windows import solve_long, window
 from lossnav.solvers.trajectory import Trajectory
 
 
@@ -24,20 +23,21 @@ from lossnav.solvers.trajectory import Trajectory
 class Ritz(Method):
     r"""Minimise J over piecewise polynomial paths by Newton's method (any objective).
 
-    On an infinite horizon the path must come to rest somewhere: each end point found by descent from
-    many starts (or given in ``ends``) is tried, and the least J wins; the others are kept in
-    `Trajectory.candidates`. The part of the path beyond the mesh is accounted for by the Riccati
-    equation around the end.
+    On an infinite horizon the path must come to rest: every end point that descent from many starts
+    reaches (or that ``ends`` gives) is tried, and the least J wins; the others are kept in
+    `Trajectory.candidates`. The Riccati equation around the end gives the cost beyond the mesh.
 
     Args:
         degree: Degree of the polynomials.
-        elements: How many equal elements to use on a finite horizon, without any adaptation.
-        ends: Points near which to look for ends; found by descent if left out.
-        guess: A path ``t -> theta`` to start from, besides those that are tried anyway.
+        elements: Number of equal elements on a finite horizon; turns refinement off.
+        ends: Points near which to look for ends; by default the minima that descent reaches.
+        guess: A path ``t -> theta`` to start from, besides the default ones.
+        search: Between fixed ends, also start from detours and from waits at minima. False starts
+            from the straight line, and from ``guess``, alone: faster, but only locally optimal.
         iterations: The most Newton steps on one mesh.
         rounds: The most refinements.
-        margin: How far the rough J of a first path may be off, as a part of it. Paths that cannot be
-            the best then are given up and are no candidates; with 1, the default, none is.
+        margin: Relative error to allow for in the J of coarse first paths. Paths that cannot be the
+            best are given up and are no candidates; with 1, the default, none is.
 
     Examples:
         >>> import lossnav as ln
@@ -51,6 +51,7 @@ class Ritz(Method):
     elements: int | None = None
     ends: Sequence[Sequence[float]] | None = None
     guess: Callable[[FloatArray], FloatArray] | None = None
+    search: bool = True
     iterations: int = 100
     rounds: int = 12
     margin: float = 1.0
@@ -61,26 +62,19 @@ class Ritz(Method):
         if not 0 <= self.margin <= 1:
             raise ValueError(f"margin is {self.margin}, but it must be from 0 to 1.")
 
-    def solve(
-        self,
-        objective: Objective,
-        theta0: FloatArray,
-        *,
-        horizon: float,
-        end: FloatArray | None,
-        tol: float,
-    ) -> Trajectory:
-        if math.isfinite(horizon):
-            return solve_finite(self, objective, theta0, horizon, end, tol)
-        if end is not None:
-            raise ValueError(
-                "A fixed end needs a finite horizon: pass horizon=T, or leave end out."
-            )
-        if objective.discount is not None:
+    def solve(self, problem: PathProblem) -> Trajectory:
+        if problem.is_finite:
+            objective = problem.objective
+            hidden = problem.horizon > window(objective, problem.tol)
+            if hidden and self.elements is None and not is_extended(objective):
+                return solve_long(self, problem)
+            return solve_finite(self, problem)
+        problem.objective.steady("an infinite horizon")
+        if problem.objective.discount is not None:
             raise ValueError("A general discount needs a finite horizon: pass horizon=T.")
-        return solve_endless(self, objective, theta0, tol)
+        return solve_infinite(self, problem)
 
     @property
-    def limits(self) -> Limits:
-        """What bounds the work on refinement."""
+    def limits(self) -> dict[str, int]:
+        """The bounds of refinement."""
         return {"degree": self.degree, "iterations": self.iterations, "rounds": self.rounds}

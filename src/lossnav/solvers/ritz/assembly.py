@@ -1,40 +1,44 @@
 """J of a piecewise polynomial path on one mesh: value, gradient, and the Hessian of each element.
 
 A path is given by its moves, the differences of its points to the start: a short path far from the
-origin has accurate moves where its points have lost most of their digits. Where the metric is constant and
-the drift affine, the kinetic part of the Hessian is fixed, and only the loss is evaluated again at each
-step, at the entries of its Hessian that are not always zero.
+origin has accurate moves where its points have lost most of their digits. For a constant metric and
+an affine drift, the kinetic part of the Hessian is fixed, and each step evaluates only the loss, at
+the entries of its Hessian that are not constant.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.problem.running_cost import dip, is_plain, lowest, running_jet
-from lossnav.solvers.ritz.ends import End
-from lossnav.solvers.ritz.kinetic import Motion, affine_motion
-from lossnav.solvers.ritz.mesh import Mesh, reference
+from lossnav.problem.running_cost import dips, is_extended, lowest, running_jet
+from lossnav.solvers.ritz.ends import End, KineticTerms, kinetic_terms
+from lossnav.solvers.ritz.mesh import Mesh, element_jets, pair_products
 
 UNIT_ROUNDOFF = float(np.finfo(np.float64).eps) / 2
 
 
+def scattered_signs(shape: tuple[int, ...]) -> FloatArray:
+    """Ones of either sign, in no order."""
+    return np.copysign(1.0, np.sin(np.arange(1, math.prod(shape) + 1))).reshape(shape)
+
+
 @dataclass(frozen=True)
-class Task:
-    """What is to be minimised over paths that start at ``theta0``.
+class Functional:
+    """J as a function of the paths that start at ``theta0``.
 
     Attributes:
         objective: What the learner assumes.
         theta0: Start ``(D,)``.
         stop: The last point, if it is fixed.
-        end: Where the path comes to rest after the mesh, on an infinite horizon; adds the cost of
-            the rest of the way.
+        end: The point approached after the mesh, on an infinite horizon; adds the cost of the rest
+            of the path.
     """
 
     objective: Objective
@@ -44,52 +48,20 @@ class Task:
 
     @property
     def rest(self) -> float:
-        """Running cost that is taken off, so that a path without discount can cost something finite."""
+        """Running cost that is subtracted, so that J is finite without discount."""
         return 0.0 if self.end is None else self.end.policy.rest
+
+    @property
+    def free(self) -> slice:
+        """The points of a path that are not given."""
+        return slice(1, None if self.stop is None else -1)
 
     def on(self, mesh: Mesh) -> Assembly:
         """J on the points of a mesh."""
-        from lossnav.solvers.ritz.affine import Affine  # which builds on this module
-
-        motion = affine_motion(self.objective, self.theta0)
-        if motion is None:
-            return _General(self, mesh)
-        return (_Plain if is_plain(self.objective) else Affine)(self, mesh, motion)
-
-    @cached_property
-    def plain(self) -> Plain:
-        """What bends the running cost where motion costs the same everywhere."""
-        objective, dim = self.objective, len(self.theta0)
-        rows, cols = objective.loss.bends(dim)
-        steady = objective.loss.steady(dim)
-        metric = objective.metric
-        unit, bend = np.eye(dim) if metric is None else metric(self.theta0), np.zeros((dim, dim))
-        bend[rows, cols] = bend[cols, rows] = np.where(np.isnan(steady), 0.0, steady)
-        varying = np.nonzero(np.isnan(steady))[0]
-        pairs = np.nonzero((unit != 0) | (bend != 0))
-        return Plain(
-            pairs, unit[pairs][:, None, None, None], bend[pairs][:, None, None, None], varying, (rows[varying], cols[varying]),
-            unit[rows[varying], cols[varying]][:, None, None, None],
-        )  # fmt: skip
-
-    def velocity0(self, slope0: FloatArray) -> FloatArray:
-        """f - eta G^-1 dJ/dtheta_0: more accurate than the slope of the polynomial."""
-        objective = self.objective
-        step = objective.eta * slope0 / float(objective.discount_at(0.0))
-        if objective.metric is not None:
-            step = np.asarray(np.linalg.solve(objective.metric_at(self.theta0), step), np.float64)
-        return np.asarray(objective.drift_at(self.theta0) - step, dtype=np.float64)
-
-
-class Plain(NamedTuple):
-    """The running cost without drift and with a constant metric, by pairs of coordinates."""
-
-    pairs: tuple[np.ndarray, ...]  # where the metric or the steady part of the loss is not zero
-    unit: FloatArray  # the metric there
-    bend: FloatArray  # the steady part of the loss's Hessian there
-    varying: np.ndarray  # which of the loss's entries change from place to place
-    places: tuple[np.ndarray, np.ndarray]  # where they stand
-    fixed: FloatArray  # the metric there
+        kinetic = kinetic_terms(self.objective, self.theta0)
+        if is_extended(self.objective):
+            return GeneralMotion(self, mesh)
+        return GeneralMotion(self, mesh) if kinetic is None else FixedMotion(self, mesh, kinetic)
 
 
 class Assembly(abc.ABC):
@@ -99,103 +71,174 @@ class Assembly(abc.ABC):
         weight: Quadrature weight times discount at each Gauss point ``(E, p + 1)``.
     """
 
-    def __init__(self, task: Task, mesh: Mesh) -> None:
-        self.task, self.mesh = task, mesh
-        discount = task.objective.discount_at(mesh.gauss_t)
+    _dips: tuple[FloatArray, FloatArray] | None = None
+
+    def __init__(self, functional: Functional, mesh: Mesh) -> None:
+        self.functional, self.mesh = functional, mesh
+        discount = functional.objective.discount_at(mesh.gauss_t)
         self.weight = mesh.reference.weights * mesh.widths[:, None] * discount
-        end = mesh.edges[-1]
-        self._late = 0.0 if task.end is None else float(task.objective.discount_at(end))
+        self.last_discount = float(functional.objective.discount_at(mesh.edges[-1]))
 
     @abc.abstractmethod
     def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        """J, its gradient ``(N, D)`` and the Hessian of each element ``(E, (p+1) D, (p+1) D)``."""
+        """J, its gradient ``(N, D)`` and the Hessian of each element ``(E, (p+1) D, (p+1) D)``.
+
+        The Hessian's array may be overwritten by the next call.
+        """
+
+    def states(self, moves: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Points and velocities at the Gauss points ``(E, p + 1, D)``."""
+        ref, local = self.mesh.reference, self.mesh.local(moves)
+        at = ref.value @ local + self.functional.theta0
+        return at, ref.slope @ local / self.mesh.widths[:, None, None]
 
     def rounding(self, moves: FloatArray) -> float:
         r"""Rounding error of J, a weighted sum of running costs at the Gauss points.
 
-        A sum of n terms rounds to about :math:`u\sqrt{n}\sum|w_i\ell_i|` (Higham and Mary 2019). A term is
-        evaluated at a point that is itself rounded, by its storage and by its interpolation, and a formula is
-        at best exact for such a point: with :math:`\delta = 2u|\theta|` it changes by up to
-        :math:`|\nabla\ell|\cdot\delta`, and where the gradient vanishes by what is measured.
+        A sum of n terms rounds to about :math:`u\sqrt{n}\sum|w_i\ell_i|` (Higham and Mary 2019).
+        Each term is evaluated at a point that is itself rounded, by storage and by interpolation:
+        with :math:`\delta = 2u|\theta|` it changes by up to :math:`|\nabla\ell|\cdot\delta`, and
+        where the gradient vanishes by a measured amount.
         """
-        mesh, objective, dim = self.mesh, self.task.objective, moves.shape[1]
-        local = mesh.local(moves)
-        at, pace = mesh.reference.value @ local + self.task.theta0, mesh.reference.slope @ local
-        pace /= mesh.widths[:, None, None]
+        objective, dim = self.functional.objective, moves.shape[1]
+        at, pace = self.states(moves)
         moved = 2 * UNIT_ROUNDOFF * np.abs(at)
-        here, slope = running_jet(objective, at, pace, 1)
-        signs = np.copysign(1.0, np.sin(np.arange(1, at.size + 1))).reshape(at.shape)  # in no order
-        near = running_jet(objective, at + signs * moved, pace, 0)[0]
-        terms = np.sqrt(here.size) * UNIT_ROUNDOFF * (np.abs(here) + abs(self.task.rest))
+        here, slope = running_jet(objective, at, pace, 1, self.mesh.gauss_t)
+        shifted = at + scattered_signs(at.shape) * moved
+        near = running_jet(objective, shifted, pace, 0, self.mesh.gauss_t)[0]
+        terms = np.sqrt(here.size) * UNIT_ROUNDOFF * (np.abs(here) + abs(self.functional.rest))
         terms += (np.abs(slope[..., :dim]) * moved).sum(-1) + np.abs(near - here)
-        return float(np.vdot(self.weight, terms))
+        total = float(np.vdot(self.weight, terms))
+        if after := self._terminal(moves[-1], 1):
+            last = np.abs(moves[-1] + self.functional.theta0)
+            total += UNIT_ROUNDOFF * float(abs(after[0]) + 2 * np.abs(after[1]) @ last)
+        return total
 
-    @property
-    def shares(self) -> FloatArray:
-        """How much a loss of 1 everywhere would cost at each point of each element ``(E, p + 1)``."""
-        return self.weight @ self.mesh.reference.value
+    def lifted(self, blocks: FloatArray, moves: FloatArray, amount: float) -> FloatArray:
+        """The Hessians with the loss curved more by ``amount``; as given for zero.
 
-    def dip(self, moves: FloatArray) -> float:
-        """How far the running cost bends down on the path: curved that much more, J is convex."""
-        mesh, dim = self.mesh, moves.shape[1]
-        local, h = mesh.local(moves), mesh.widths[:, None, None]
-        at, pace = mesh.reference.value @ local + self.task.theta0, mesh.reference.slope @ local / h
-        return dip(self.task.objective, at.reshape(-1, dim), pace.reshape(-1, dim))
+        No element gets more than makes it convex by itself: a late stretch that the discount hides
+        may curve down steeply, and must not hold back the rest.
+        """
+        if amount == 0:
+            return blocks
+        blocks, amounts = blocks.copy(), np.minimum(amount, 1.01 * self.dips(moves) + 1e-6 * amount)
+        shares = self.weight @ self.mesh.reference.value  # of a loss of 1 at each point
+        diagonal = np.repeat(shares, len(self.functional.theta0), axis=1)
+        np.einsum("eii->ei", blocks)[...] += amounts[:, None] * diagonal
+        return blocks
 
-    def _after(self, last: FloatArray) -> tuple[float, FloatArray, FloatArray] | None:
-        """The cost of the way beyond the mesh, with its derivatives in the last move."""
-        if self.task.end is None:
-            return None
-        policy, D = self.task.end.policy, self._late
-        x = last + (self.task.theta0 - policy.center)
+    def dips(self, moves: FloatArray) -> FloatArray:
+        """How far the running cost of each element curves down ``(E,)``.
+
+        Curved that much more, J is convex. Of the last moves, they are kept.
+        """
+        if self._dips is None or self._dips[0] is not moves:
+            found = self._curved_down(moves).reshape(len(self.mesh.widths), -1).max(axis=1)
+            if after := self._terminal(moves[-1], 2):
+                share = float(self.weight[-1] @ self.mesh.reference.value[:, -1])
+                found[-1] = max(found[-1], -float(np.linalg.eigvalsh(after[2])[0]) / share)
+            self._dips = moves, found
+        return self._dips[1]
+
+    def _curved_down(self, moves: FloatArray) -> FloatArray:
+        """The dips of the running cost at the Gauss points ``(E (p + 1),)``."""
+        dim = moves.shape[1]
+        at, pace = (part.reshape(-1, dim) for part in self.states(moves))
+        return dips(self.functional.objective, at, pace, self.mesh.gauss_t.ravel())
+
+    def _terminal(self, last: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        functional = self.functional
+        at = last + functional.theta0
+        return functional.objective.terminal_jet(at, self.mesh.edges[-1], order)
+
+    def beyond(self, last: FloatArray) -> tuple[Any, ...] | None:
+        """The cost of the end or of the path beyond the mesh, with derivatives in the last move."""
+        if self.functional.end is None:
+            return self._terminal(last, 2) or None
+        policy, D = self.functional.end.policy, self.last_discount
+        x = last + (self.functional.theta0 - policy.center)
         bent = policy.P @ x
         value = float(x @ bent) / 2 + float(x @ policy.s) + policy.const
         return D * value, D * (bent + policy.s), D * policy.P
 
 
-class Fixed(Assembly):
-    """The cost of motion is one fixed quadratic form, so that all that bends from place to place is the loss."""
+class FixedMotion(Assembly):
+    r"""Constant metric and affine drift: the cost of motion is a fixed quadratic form,
 
-    _seen: tuple[FloatArray, FloatArray] | None = None
+    .. math:: \tfrac{1}{2\eta}(v - F\theta - c)^T G\,(v - F\theta - c).
 
-    def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
-        super().__init__(task, mesh)
-        self.motion = motion
+    A velocity can compensate the drift, so J curves down no more than it does without one.
+    """
+
+    _last: tuple[FloatArray, FloatArray] | None = None
+    """The last moves with second derivatives, and those of the loss."""
+
+    def __init__(self, functional: Functional, mesh: Mesh, kinetic: KineticTerms) -> None:
+        super().__init__(functional, mesh)
+        self.kinetic, theta0 = kinetic, functional.theta0
         value, slope = mesh.reference.value, mesh.reference.slope / mesh.widths[:, None, None]
         self.maps = np.concatenate([np.broadcast_to(value, slope.shape), slope], axis=1)
-        self.drift0 = motion.J @ task.theta0 + motion.c
-        self.drifts = task.objective.drift is not None
-        self.potential = task.objective.k * self.weight
+        self.drift0 = kinetic.F @ theta0 + kinetic.c
+        self.drifts = functional.objective.drift is not None
+        self.potential = functional.objective.k * self.weight
+        self.products = pair_products(value, value).T
+        dim, n = len(theta0), mesh.degree + 1
+        self.blocks = np.zeros((len(mesh.widths), n * dim, n * dim))
+        self.inside = self.blocks.reshape(-1, n, dim, n, dim)
+        loss = functional.objective.loss
+        (rows, cols), steady = loss.bends(dim), loss.steady(dim)
+        varying = np.isnan(steady)
+        self._add_motion()
+        if not varying.all():
+            constant = np.zeros((dim, dim))
+            constant[rows, cols] = constant[cols, rows] = np.where(varying, 0.0, steady)
+            self._add(self._spread(np.ones_like(self.weight)), constant)
+        if functional.end is not None:
+            self.blocks[-1, -dim:, -dim:] += self.last_discount * functional.end.policy.P
+        self.varying = np.nonzero(varying)[0]
+        self.places = rows[self.varying], cols[self.varying]
+        self.beside = np.nonzero(self.places[0] != self.places[1])[0]
+        self.mirrored = self.places[1][self.beside], self.places[0][self.beside]
+        self.fixed = self.inside[:, :, self.places[0], :, self.places[1]]
+        self.fixed_mirrored = self.inside[:, :, self.mirrored[0], :, self.mirrored[1]]
 
-    @abc.abstractmethod
-    def blocks_at(self, bends: FloatArray, after: FloatArray | None) -> FloatArray:
-        """Hessians of the elements, from the loss's at the Gauss points ``(M, pairs)``."""
+    def _add_motion(self) -> None:
+        """Add the cost of motion to the Hessians."""
+        (G, F, _), N, S = self.kinetic, self.mesh.reference.value, self.mesh.reference.slope
+        w, h = self.weight[:, None, :], self.mesh.widths[:, None, None]
+        self._add((S.T * w) @ S / h**2, G)
+        if self.drifts:
+            mixed = (S.T * w) @ N / h
+            self._add((N.T * w) @ N, F.T @ G @ F)
+            self._add(-mixed, G @ F)
+            self._add(-mixed.swapaxes(1, 2), (G @ F).T)
+
+    def _add(self, kernel: FloatArray, matrix: FloatArray) -> None:
+        """Add pairs of points ``(E, n, n)`` times pairs of coordinates ``(D, D)``."""
+        i, j = np.nonzero(matrix)
+        self.inside[:, :, i, :, j] += matrix[i, j][:, None, None, None] * kernel
 
     def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        task, (G, drift, _), (count, n), dim = (
-            self.task,
-            self.motion,
-            self.weight.shape,
-            len(moves[0]),
-        )
-        objective = task.objective
+        (count, n), dim = self.weight.shape, moves.shape[1]
+        objective = self.functional.objective
         offset, pace = (self.maps @ self.mesh.local(moves)).reshape(count, 2, n, dim).swapaxes(0, 1)
-        offset, weight = offset.reshape(-1, dim), self.weight.reshape(-1, 1)
-        jets = self._jets(moves, offset, order)
-        pace = pace.reshape(-1, dim)
+        offset, pace, weight = offset.reshape(-1, dim), pace.reshape(-1, dim), self.weight.ravel()
+        loss = self._loss(moves, offset, order)
+        G, F, _ = self.kinetic
         if self.drifts:
-            pace = pace - offset @ drift.T - self.drift0
-        push = weight * (pace / objective.eta if objective.metric is None else pace @ G)
-        terms = objective.k * jets[0] - task.rest
+            pace = pace - offset @ F.T - self.drift0
+        push = weight[:, None] * (pace / objective.eta if objective.metric is None else pace @ G)
+        terms = objective.k * loss[0] - self.functional.rest
         J = np.asarray(np.vdot(pace, push) / 2 + np.vdot(weight, terms))
-        after = self._after(moves[-1])
+        after = self.beyond(moves[-1])
         if after is not None:
             J = J + after[0]
         if order == 0:
             return (J,)
-        pull = self.potential.reshape(-1, 1) * jets[1]
+        pull = self.potential.reshape(-1, 1) * loss[1]
         if self.drifts:
-            pull -= push @ drift
+            pull -= push @ F
         both = np.empty((count, 2, n, dim))
         both[:, 0], both[:, 1] = pull.reshape(count, n, dim), push.reshape(count, n, dim)
         gradient = self.mesh.gather(self.maps.swapaxes(1, 2) @ both.reshape(count, 2 * n, dim))
@@ -203,80 +246,50 @@ class Fixed(Assembly):
             gradient[-1] += after[1]
         if order == 1:
             return J, gradient
-        return J, gradient, self.blocks_at(jets[2], None if after is None else after[2])
+        parts = self._spread(loss[2].T[self.varying].reshape(-1, *self.weight.shape))
+        if len(self.beside):
+            mirrored = parts[self.beside] + self.fixed_mirrored
+            self.inside[:, :, self.mirrored[0], :, self.mirrored[1]] = mirrored
+        parts += self.fixed
+        self.inside[:, :, self.places[0], :, self.places[1]] = parts
+        return J, gradient, self.blocks
 
-    def _jets(self, moves: FloatArray, offset: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        """The loss at the Gauss points, with its derivatives; of the second, the entries `bends`."""
-        at, loss = offset + self.task.theta0, self.task.objective.loss
+    def _loss(self, moves: FloatArray, offset: FloatArray, order: int) -> tuple[FloatArray, ...]:
+        """The loss at the Gauss points with its derivatives; of the second, the entries `bends`."""
+        at, loss = offset + self.functional.theta0, self.functional.objective.loss
         if order < 2:
             return loss.jet(at, order)
         found = loss.sparse_jet(at)
-        self._seen = moves, found[2]
+        self._last = moves, found[2]
         return found
 
-    def dip(self, moves: FloatArray) -> float:
-        if self._seen is None or self._seen[0] is not moves:
+    def _curved_down(self, moves: FloatArray) -> FloatArray:
+        objective, dim = self.functional.objective, moves.shape[1]
+        if self._last is None or self._last[0] is not moves:
             offset = self.mesh.reference.value @ self.mesh.local(moves)
-            self._jets(moves, offset.reshape(-1, moves.shape[1]), 2)
-            return self.dip(moves)
-        objective, dim = self.task.objective, moves.shape[1]
-        return max(0.0, -lowest(objective.k * self._seen[1], *objective.loss.bends(dim), dim))
-
-
-class _Plain(Fixed):
-    """No drift, constant metric. The Hessian's array is used again: each call overwrites the last."""
-
-    def __init__(self, task: Task, mesh: Mesh, motion: Motion) -> None:
-        super().__init__(task, mesh, motion)
-        plain, objective, dim = task.plain, task.objective, len(task.theta0)
-        slope, n = mesh.reference.slope, mesh.degree + 1
-        pace = self.weight / (objective.eta * mesh.widths[:, None] ** 2)
-        kinetic = (slope.T * pace[:, None, :]) @ slope
-        self.blocks = np.zeros((len(pace), n * dim, n * dim))
-        self.inside = self.blocks.reshape(-1, n, dim, n, dim)
-        i, j = plain.pairs
-        fixed = plain.unit * kinetic
-        fixed += plain.bend * self._spread(np.ones_like(pace)[None])
-        self.inside[:, :, i, :, j] = fixed
-        self.fixed = plain.fixed * kinetic
-        if task.end is not None:
-            after = self._late * task.end.policy.P
-            self.blocks[-1, -dim:, -dim:] += after
-            self.fixed[:, -1, -1, -1] += after[plain.places]
-
-    def blocks_at(self, bends: FloatArray, after: FloatArray | None) -> FloatArray:
-        plain = self.task.plain
-        rows, cols = plain.places
-        parts = self._spread(bends.T[plain.varying].reshape(-1, *self.potential.shape))
-        parts += self.fixed
-        self.inside[:, :, rows, :, cols] = parts
-        if (rows != cols).any():
-            self.inside[:, :, cols, :, rows] = parts
-        return self.blocks
+            self._last = moves, self._loss(moves, offset.reshape(-1, dim), 2)[2]
+        bends = objective.k * self._last[1]
+        return np.maximum(0.0, -lowest(bends, *objective.loss.bends(dim), dim))
 
     def _spread(self, bends: FloatArray) -> FloatArray:
-        """What second derivatives at Gauss points ``(pairs, E, n)`` add to the pairs of points."""
+        """What second derivatives at Gauss points ``(..., E, n)`` add to the pairs of points."""
         n = self.mesh.degree + 1
-        flat = (bends * self.potential) @ products(self.mesh.degree)[0].reshape(n * n, n).T
-        return flat.reshape(*flat.shape[:2], n, n)
+        flat = (bends * self.potential) @ self.products
+        return flat.reshape(*flat.shape[:-1], n, n)
 
 
-class _General(Assembly):
+class GeneralMotion(Assembly):
     """Any metric and drift."""
 
     def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        mesh = self.mesh
-        ref, h, dim = mesh.reference, mesh.widths[:, None, None], moves.shape[1]
-        local = mesh.local(moves)
-        at, rest = ref.value @ local + self.task.theta0, self.task.rest
-        jets = running_jet(self.task.objective, at, ref.slope @ local / h, order)
-        results = [np.asarray(np.vdot(self.weight, jets[0] - rest))]
+        ref, dim = self.mesh.reference, moves.shape[1]
+        objective, t = self.functional.objective, self.mesh.gauss_t
+        jets = list(running_jet(objective, *self.states(moves), order, t))
+        jets[0] = jets[0] - self.functional.rest
+        results = element_jets(ref.value, ref.slope, self.mesh.widths, self.weight, jets)
         if order >= 1:
-            by_theta, by_v = (self.weight[..., None] * jets[1][..., s] for s in _halves(dim))
-            results.append(mesh.gather(ref.value.T @ by_theta + ref.slope.T @ by_v / h))
-        if order >= 2:
-            results.append(_element_hessians(mesh, self.weight, jets[2], dim))
-        after = self._after(moves[-1])
+            results[1] = self.mesh.gather(results[1])
+        after = self.beyond(moves[-1])
         if after is not None:
             results[0] = results[0] + after[0]
             if order >= 1:
@@ -284,32 +297,3 @@ class _General(Assembly):
             if order >= 2:
                 results[2][-1, -dim:, -dim:] += after[2]
         return tuple(results)
-
-
-def _halves(dim: int) -> tuple[slice, slice]:
-    return slice(0, dim), slice(dim, 2 * dim)
-
-
-@cache
-def products(degree: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Products of basis functions at the Gauss points: value-value, value-slope, slope-slope."""
-    N, S = reference(degree).value, reference(degree).slope
-    pairs = [np.einsum("ga,gb->abg", x, y) for x, y in ((N, N), (N, S), (S, S))]
-    return pairs[0], pairs[1], pairs[2]
-
-
-def _element_hessians(mesh: Mesh, weight: FloatArray, hessian: FloatArray, dim: int) -> FloatArray:
-    count, points = len(mesh.widths), mesh.degree + 1
-    weighted = weight[..., None, None] * hessian
-    one, two = _halves(dim)
-    h = mesh.widths[:, None, None, None, None]
-
-    def summed(pair: FloatArray, part: FloatArray) -> FloatArray:
-        flat = pair.reshape(points**2, points) @ part.reshape(count, points, dim * dim)
-        return flat.reshape(count, points, points, dim, dim)
-
-    vv, vs, ss = products(mesh.degree)
-    total = summed(vv, weighted[..., one, one]) + summed(ss, weighted[..., two, two]) / h**2
-    mixed = summed(vs, weighted[..., one, two]) / h
-    total += mixed + mixed.transpose(0, 2, 1, 4, 3)
-    return total.transpose(0, 1, 3, 2, 4).reshape(count, points * dim, points * dim)

@@ -1,41 +1,47 @@
-"""Where an optimal path may end on an infinite horizon, and what the rest of it costs from there.
+"""Points where an optimal path may end, and local models of the running cost.
 
-An end is a point at which resting is stationary: dl/dtheta + gamma dl/dv = 0 at v = 0, which is a
-minimum of the loss when there is no drift. Close to it the problem is quadratic, so the Riccati
-equation gives the cost of the whole future from any point near by.
+An end is a point at which rest is stationary: dl/dtheta + gamma dl/dv = 0 at v = 0; without drift,
+a minimum of the loss. Near it the problem is quadratic, and the Riccati equation gives the cost of
+the whole future.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
+from lossnav.problem.geometry import ConstantMetric
 from lossnav.problem.objective import Objective, QuadraticForm
 from lossnav.problem.running_cost import running_jet
-from lossnav.solvers.riccati.algebraic import norm, solved
-from lossnav.solvers.riccati.feedback import Feedback, feedback
-from lossnav.solvers.ritz.kinetic import affine_motion
+from lossnav.solvers.riccati.feedback import Feedback, feedback, norm, solved
+from lossnav.solvers.trajectory import brief
 
-_SCALES = (0.0, 0.3, 1.0, 3.0)
+_SCALES = (0.3, 1.0, 3.0)
+_TRIED = 400
+"""Points around the start, at each of the scales, whose values decide where descents begin."""
 _SMALLEST = 0.03
-"""The least part of the drift that is brought in at once."""
+"""The smallest fraction of the drift to add at once."""
 _MOST_KEPT = 64
+PointsJet = Callable[[FloatArray, int], tuple[FloatArray, ...]]
+"""A function of points ``(N, D)`` and an order: value, gradient and Hessian up to that order."""
 Condition = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
-"""What vanishes at a point of rest, and its Jacobian, at a point."""
+"""A function that vanishes at a point of rest, with its Jacobian."""
 
 
 @dataclass(frozen=True)
 class End:
-    """A point to come to rest at.
+    """A point where a path may come to rest.
 
     Attributes:
         theta: The point.
         policy: The optimal policy of the quadratic problem around it.
         slow: The slowest rate of approach.
-        fast: The fastest rate that a path near it can have.
+        fast: The fastest rate of a path near it.
     """
 
     theta: FloatArray
@@ -45,26 +51,79 @@ class End:
 
 
 def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
-    """The second-order picture of the running cost around ``(theta, v = 0)``, in units eta = k = 1."""
+    """The running cost around ``(theta, v = 0)`` to second order, in units eta = k = 1."""
     dim = len(theta)
     value, slope, hessian = running_jet(objective, theta, np.zeros(dim))
-    M, C, A = hessian[dim:, dim:], hessian[dim:, :dim], hessian[:dim, :dim]
+    G, C, A = hessian[dim:, dim:], hessian[dim:, :dim], hessian[:dim, :dim]
     by_theta, by_v = slope[:dim], slope[dim:]
-    np.linalg.cholesky(M)  # fails where the metric gives some direction no length
-    both = -solved(M, np.column_stack([C, by_v]))
-    J, c = both[:, :dim], both[:, dim]
-    H = A + C.T @ J
+    np.linalg.cholesky(G)  # fails where the metric is not positive definite
+    both = -solved(G, np.column_stack([C, by_v]))
+    F, c = both[:, :dim], both[:, dim]
+    H = A + C.T @ F
     return QuadraticForm(
-        H=(H + H.T) / 2, g=by_theta + C.T @ c, value=float(value + by_v @ c / 2), G=M, J=J, c=c,
-        center=theta, eta=1.0, k=1.0, gamma=objective.gamma,
-    )  # fmt: skip
+        H=(H + H.T) / 2,
+        g=by_theta + C.T @ c,
+        value=float(value + by_v @ c / 2),
+        G=G,
+        J=F,
+        c=c,
+        center=theta,
+        eta=1.0,
+        k=1.0,
+        gamma=objective.gamma,
+    )
+
+
+class KineticTerms(NamedTuple):
+    """Kinetic-cost terms for a constant metric and an affine drift: G / eta and f = F theta + c."""
+
+    G: FloatArray
+    F: FloatArray
+    c: FloatArray
+
+
+def kinetic_terms(objective: Objective, theta: FloatArray) -> KineticTerms | None:
+    """The kinetic-cost terms; None for a varying metric or a drift that is not affine."""
+    dim = len(theta)
+    if not isinstance(objective.metric, ConstantMetric | None):
+        return None
+    G = np.eye(dim) if objective.metric is None else objective.metric(theta)
+    if objective.drift is None:
+        return KineticTerms(G / objective.eta, np.zeros((dim, dim)), np.zeros(dim))
+    parts = objective.drift.affine(dim)
+    return None if parts is None else KineticTerms(G / objective.eta, *parts)
+
+
+def rate(objective: Objective, theta: FloatArray) -> float:
+    """The fastest rate of change of a path near any of the points ``(..., D)``, at first."""
+    dim, objective = theta.shape[-1], objective.at_time(0.0)
+    if objective.metric is None and objective.drift is None:
+        jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
+        bend = objective.eta * objective.k * jet(theta)[2]
+        if not np.isfinite(bend).all():
+            return 1.0
+        return math.sqrt(np.abs(np.linalg.eigvalsh(bend)).max()) + objective.gamma + 1e-12
+    hessian = running_jet(objective, theta, np.zeros_like(theta))[2]
+    if not np.isfinite(hessian).all():
+        return 1.0
+    G = hessian[..., dim:, dim:]
+    try:
+        np.linalg.cholesky(G)
+        bend, turn = np.linalg.solve(G, [hessian[..., :dim, :dim], hessian[..., dim:, :dim]])
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"The metric is not positive definite at {theta}: a metric must give every direction a "
+            "positive length wherever the path may go."
+        ) from None
+    largest = np.sqrt(np.linalg.norm(bend, 2, (-2, -1))) + np.linalg.norm(turn, 2, (-2, -1))
+    return float(largest.max()) + objective.gamma + 1e-12
 
 
 def end_at(objective: Objective, near: FloatArray) -> End:
-    """The end that a search from ``near`` finds; kept with the objective, as it is the same for every start.
+    """The end that a search from ``near`` reaches; cached on the objective for other starts.
 
     Raises:
-        ValueError: There is none near by, or J is unbounded from it.
+        ValueError: There is none nearby, or J is unbounded from it.
     """
     kept: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
     key = near.tobytes()
@@ -75,33 +134,51 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     return kept[key]
 
 
+def ends_near(objective: Objective, points: Sequence[FloatArray]) -> tuple[list[End], list[str]]:
+    """The different ends near some points, and why the other points led to none."""
+    ends: list[End] = []
+    reasons: list[str] = []
+    for point in points:
+        try:
+            end = end_at(objective, point)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        close = 1e-6 * (1 + np.linalg.norm(end.theta))
+        if not any(np.linalg.norm(end.theta - other.theta) <= close for other in ends):
+            ends.append(end)
+    return ends, reasons
+
+
 def _end_at(objective: Objective, near: FloatArray) -> End:
-    with np.errstate(all="ignore"):
-        theta = _rest_point(objective, near)
-    policy = feedback(quadratic_around(objective, theta))
+    theta = rest_point(objective, near)
+    policy = feedback(quadratic_around(objective, theta), attracted=not objective.gamma)
     spectrum = np.linalg.eigvals(policy.K)
     rates = spectrum.real
     size = max(float(np.abs(rates).max()), 1e-300)
     if rates.max() > 1e-9 * size:
-        raise ValueError(f"Paths leave the point {_short(theta)} again: it cannot be an end.")
+        raise ValueError(f"Paths leave the point {brief(theta)} again: it cannot be an end.")
     decays = -rates[rates < -1e-7 * size]
     slow = float(decays.min()) if len(decays) else 1.0
     fast = float(np.abs(spectrum).max()) + objective.gamma
     return End(theta, policy, slow, max(fast, slow))
 
 
-def _rest_point(objective: Objective, near: FloatArray) -> FloatArray:
-    """The point of rest that ``near`` leads to."""
+def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
+    """The point of rest that ``near`` leads to; a ValueError if there is none."""
     try:
-        if objective.drift is not None:
-            return _followed(objective, near)
-        return _root(_rest_condition(objective, len(near)), near, np.zeros_like(near))
+        with np.errstate(all="ignore"):
+            if objective.drift is not None:
+                return _followed(objective, near)
+            return _root(_rest_condition(objective, len(near)), near, np.zeros_like(near))
     except ValueError:
-        raise ValueError(f"No point of rest was found near {_short(near)}.") from None
+        raise ValueError(
+            f"No point of rest lies near {brief(near)}: give another end, or a finite horizon."
+        ) from None
 
 
 def _followed(objective: Objective, near: FloatArray) -> FloatArray:
-    """The point of rest that ``near`` turns into as the drift is brought in step by step."""
+    """The point of rest that continues ``near`` as the drift is added step by step."""
     condition = _rest_condition(objective, len(near))
     start, _ = condition(near)
     theta, share, step = near, 0.0, 1.0
@@ -113,8 +190,8 @@ def _followed(objective: Objective, near: FloatArray) -> FloatArray:
             step /= 2
             if step >= _SMALLEST:
                 continue
-            # The point meets another one and both vanish. With discount, a path that need not come
-            # to rest is looked for anyway; without it, any point of rest is welcome.
+            # The point meets another one and both vanish. With discount, paths that do not come to
+            # rest are tried anyway; without it, any point of rest will do.
             if objective.gamma:
                 raise
             return _root(condition, near, np.zeros_like(near))
@@ -122,12 +199,12 @@ def _followed(objective: Objective, near: FloatArray) -> FloatArray:
 
 
 def _rest_condition(objective: Objective, dim: int) -> Condition:
-    """What vanishes at a point of rest, dl/dtheta + gamma dl/dv at v = 0, and its Jacobian."""
-    motion, k, gamma = affine_motion(objective, np.zeros(dim)), objective.k, objective.gamma
-    if motion is not None:
-        G, J, c = motion
-        pull = (J.T - gamma * np.eye(dim)) @ G
-        push, bend = pull @ c, pull @ J
+    """The condition of rest, dl/dtheta + gamma dl/dv = 0 at v = 0."""
+    kinetic, k, gamma = kinetic_terms(objective, np.zeros(dim)), objective.k, objective.gamma
+    if kinetic is not None:
+        G, F, c = kinetic
+        pull = (F.T - gamma * np.eye(dim)) @ G
+        push, bend = pull @ c, pull @ F
 
         def condition(theta: FloatArray) -> tuple[FloatArray, FloatArray]:
             _, slope, hessian = objective.loss.jet_at(theta)
@@ -148,7 +225,7 @@ def _root(
 ) -> FloatArray:
     """Newton's method, damped, for the point where the condition equals ``target``.
 
-    A ``quick`` search gives up as soon as it is not plain that it will arrive.
+    A ``quick`` search gives up as soon as convergence is in doubt.
     """
     shortest, most = (0.1, 20) if quick else (1e-6, 60)
     theta = near
@@ -164,8 +241,8 @@ def _root(
         while length > shortest:
             value, new_jacobian = condition(theta + length * move)
             new = value - target
-            # What is left is measured by the step it asks for: in a narrow, curved valley the
-            # condition itself grows on the right way.
+            # Progress is measured by the next step's length: in a narrow, curved valley the
+            # condition itself grows on the way to the root.
             left = _newton_move(jacobian, new)
             if norm(left) <= (1 - length / 4) * norm(move):
                 break
@@ -186,17 +263,43 @@ def _newton_move(jacobian: FloatArray, residual: FloatArray) -> FloatArray:
     return np.asarray(-np.linalg.lstsq(jacobian, residual, rcond=1e-13)[0], dtype=np.float64)
 
 
-def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
-    """Minima of the loss that descent finds from many starts around ``theta0``, lowest first."""
+def rest_jet(objective: Objective) -> PointsJet:
+    """The running cost at rest, f.G f/(2 eta) + k L, with its derivatives, up to a factor."""
+    if objective.drift is None:
+        return objective.loss.jet
+
+    def jet(theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
+        dim = theta.shape[-1]
+        value, *slopes = running_jet(objective, theta, np.zeros_like(theta), order)
+        slopes[:1] = [part[..., :dim] for part in slopes[:1]]
+        return value, *slopes[:1], *(part[..., :dim, :dim] for part in slopes[1:])
+
+    return jet
+
+
+def resting_places(objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+    """Points near which a path may come to rest: minima of the cost of rest and of the loss."""
+    found = minima(objective.loss.jet, theta0)
+    if objective.drift is not None:
+        found = [*minima(rest_jet(objective), theta0), *found]
+    return found
+
+
+def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
+    """Minima of a function by descent from many starts around ``theta0``, lowest first."""
     dim = len(theta0)
     rng = np.random.default_rng(0)
     size = 1.0 + np.abs(theta0).max()
-    starts = [np.zeros((1, dim))]
+    starts = [np.zeros((1, dim)), theta0[None]]
     for scale in _SCALES:
-        count = 1 if scale == 0 else (12 if dim <= 3 else 6)
-        starts.append(theta0 + scale * size * rng.normal(size=(count, dim)))
-    points = _descend(objective, np.concatenate(starts))
-    value, slope, hessian = objective.loss.jet(points)
+        tried = theta0 + scale * size * rng.normal(size=(max(min(_TRIED, 40_000 // dim), 12), dim))
+        # Some wherever they fall, and the lowest, which may lie in a narrow well.
+        with np.errstate(all="ignore"):
+            lowest = np.argsort(np.nan_to_num(jet(tried, 0)[0], nan=np.inf))
+        starts += [tried[: 8 if dim <= 3 else 4], tried[lowest[:4]]]
+    points = descend(jet, np.concatenate(starts))
+    with np.errstate(all="ignore"):
+        value, slope, hessian = jet(points, 2)
     found: list[FloatArray] = []
     for i in np.argsort(value):
         size = norm(points[i])
@@ -207,34 +310,28 @@ def minima(objective: Objective, theta0: FloatArray, *, most: int = 12) -> list[
     return found[:most]
 
 
-def _descend(objective: Objective, points: FloatArray, iterations: int = 80) -> FloatArray:
+def descend(jet: PointsJet, points: FloatArray, iterations: int = 80) -> FloatArray:
     """Newton steps along the absolute value of the curvature, for all points at once."""
-    value, slope, hessian = objective.loss.jet(points)
     with np.errstate(all="ignore"):
+        value, slope, hessian = jet(points, 2)
         for _ in range(iterations):
             alive = np.asarray(np.isfinite(slope).all(-1) & np.isfinite(hessian).all((-1, -2)))
             h, Q = np.linalg.eigh(np.where(alive[:, None, None], hessian, np.eye(points.shape[1])))
             h = np.maximum(np.abs(h), 1e-8 * np.abs(h).max(-1, keepdims=True) + 1e-12)
-            move = -np.einsum(
-                "nij,nj,nkj,nk->ni", Q, 1 / h, Q, np.where(alive[:, None], slope, 0.0)
-            )
+            g = np.where(alive[:, None], slope, 0.0)
+            move = -np.einsum("nij,nj,nkj,nk->ni", Q, 1 / h, Q, g)
             longest = 1.0 + np.linalg.norm(points, axis=-1)
             length = np.minimum(1.0, longest / np.maximum(np.linalg.norm(move, axis=-1), 1e-300))
-            new = objective.loss(points + length[:, None] * move)
+            new = jet(points + length[:, None] * move, 0)[0]
             for _ in range(30):
                 worse = ~(new <= value) & alive
                 if not worse.any():
                     break
                 length = np.where(worse, length / 2, length)
-                new = objective.loss(points + length[:, None] * move)
+                new = jet(points + length[:, None] * move, 0)[0]
             better = (new <= value)[:, None] & alive[:, None]
             points = np.where(better, points + length[:, None] * move, points)
-            value, slope, hessian = objective.loss.jet(points)
+            value, slope, hessian = jet(points, 2)
             if (np.linalg.norm(move, axis=-1) <= 1e-12 * longest)[alive].all():
                 break
     return points
-
-
-def _short(theta: FloatArray) -> str:
-    shown = ", ".join(f"{x:.4g}" for x in theta[:6])
-    return f"({shown}{', ...' if len(theta) > 6 else ''})"

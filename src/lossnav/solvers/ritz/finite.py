@@ -1,72 +1,71 @@
-"""Ritz on a finite horizon: from several first paths, with a fixed or a free end."""
+"""Ritz on a finite horizon: from several first paths, those that may be the best are refined."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import warnings
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.integrate import odeint
+from scipy.spatial.distance import cdist
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.riccati.algebraic import solved
-from lossnav.solvers.ritz.assembly import Task
-from lossnav.solvers.ritz.candidates import against, alike, apart, best_of, contenders, lowest
-from lossnav.solvers.ritz.ends import minima
-from lossnav.solvers.ritz.kinetic import rate
+from lossnav.solvers.method import PathProblem
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.ends import rate
+from lossnav.solvers.ritz.guesses import guesses, moments
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
-from lossnav.solvers.ritz.refinement import compare, refine, trajectory
+from lossnav.solvers.ritz.refinement import SLOW_START, UNKNOWN, compare, refine, trajectory
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
 COARSE = 1e-2
-"""Accuracy of the first solve, on polynomials of degree 3, which only has to find the way."""
-CALLS = 20_000
-"""A slow flow that takes more evaluations than this is no cheap guess."""
+"""Accuracy of the first solve, on polynomials of degree 3."""
+_HOPE = 0.5
+"""A first path is solved if its J lies above that of the first solution by at most this fraction of
+what that one gained."""
+_ALIKE = 0.02
+"""Coarse paths closer than this fraction of their extent converge to the same path."""
 
 
 def solve_finite(
-    ritz: Ritz,
-    objective: Objective,
-    theta0: FloatArray,
-    T: float,
-    end: FloatArray | None,
-    tol: float,
-    rival: Trajectory | None = None,
-    fading: bool = False,
+    ritz: Ritz, problem: PathProblem, rival: Trajectory | None = None, fading: bool = False
 ) -> Trajectory:
-    """The best path over the time ``T``, to ``end`` if it is given; where it is ``fading``, late matters little.
+    """The best path over a finite horizon.
 
-    Where a ``rival`` is known that comes to rest, only a path that goes elsewhere is worked out.
-
-    Raises:
-        ValueError: No path looks better than the rival.
+    With a ``rival``, a known path that comes to rest, only paths that differ from it are refined; a
+    ValueError says that none looks better. With ``fading``, the discount hides the end of the
+    horizon, and the mesh is graded.
     """
-    task = Task(objective, theta0, stop=end)
-    known = theta0 if end is None else np.stack([theta0, end])
-    pace = max(rate(objective, known), objective.gamma / 0.75, 1e-3 / T)
-    count = ritz.elements or min(max(4, math.ceil(T * pace / 2)), 400)
-    edges = np.linspace(0, T, count + 1)
-    if fading and not ritz.elements:
-        edges = graded(T, pace, slow=max(objective.gamma, 8 / T))
-    mesh = Mesh(edges, ritz.degree if ritz.elements else 3)
+    objective, T, end = problem.objective, problem.horizon, problem.end
+    functional = Functional(objective, problem.theta0, stop=end)
+    known = problem.theta0 if end is None else np.stack([problem.theta0, end])
+    fastest = max(rate(moment, known) for moment in moments(objective, T))
+    pace = max(fastest, objective.gamma / 0.75, 1e-3 / T)
+    mesh = Mesh(_edges(ritz, problem, pace, fading), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
-    for points in _guesses(ritz, objective, theta0, mesh, end):
+    limit = math.inf
+    for guess in guesses(ritz, problem, mesh, pace):
+        if guess.J > limit:
+            continue
         accuracy = 1e-11 if ritz.elements else COARSE
-        result = minimise(task, mesh, points, ritz.iterations, accuracy)
+        result = minimise(functional, mesh, guess.points, ritz.iterations, accuracy)
+        if not found and result.status is Status.CONVERGED and math.isfinite(guess.J):
+            limit = result.J + _HOPE * (guess.J - result.J)
         if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
             found.append(result)
+        if result.status is Status.INTERRUPTED:
+            best = min(found, key=lambda m: m.J)
+            return trajectory(replace(best, status=result.status), UNKNOWN)
     found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
     paths: list[Trajectory] = []
     if ritz.margin < 1:
-        floor = lowest(objective, found, float(task.on(mesh).weight.sum()))
+        floor = lowest(objective, found, float(functional.on(mesh).weight.sum()))
         found = apart(contenders(found, ritz.margin, floor))
         if rival is not None:
             found = against(found, rival, ritz.margin, floor, T / 3)
@@ -74,88 +73,123 @@ def solve_finite(
                 raise ValueError("No path is better than one that comes to rest.")
 
     def again(result: Minimum) -> bool:
-        return ritz.margin < 1 and any(
-            alike(result, path, T) and abs(result.J - path.J) <= 1e-4 * abs(path.J)
+        return any(
+            abs(result.J - path.J) <= 1e-4 * abs(path.J)
+            and ((ritz.margin < 1 and alike(result, path, T)) or same_curve(result, path))
             for path in paths
         )
 
     for result in found[:3]:
         if ritz.elements:
-            paths.append(trajectory(task, result, compare(task, result, ritz.iterations)))
+            paths.append(trajectory(result, compare(result, ritz.iterations)))
             continue
         try:
-            fine = refine(task, result, tol, stretch=1.0, hopeless=again, **ritz.limits)
-            paths.append(trajectory(task, *fine))
-        except ValueError:  # it is the same path as one before
+            fine = refine(result, problem.tol, stretch=1.0, hopeless=again, **ritz.limits)
+            paths.append(trajectory(*fine))
+        except ValueError:  # the same path as an earlier one
             if not paths:
                 raise
     return best_of(paths)
 
 
-def _guesses(
-    ritz: Ritz,
-    objective: Objective,
-    theta0: FloatArray,
-    mesh: Mesh,
-    end: FloatArray | None,
-) -> list[FloatArray]:
-    share = (mesh.t / mesh.edges[-1])[:, None]
-    own = [] if ritz.guess is None else [ritz.guess(mesh.t)]
-    if end is not None:
-        aside = bump(np.sin(np.pi * share[:, 0]), end - theta0)
-        return [theta0 + share * (end - theta0) + aside, *own]
-    pace = 1 - np.exp(-4 * share)
-    guesses = [np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy(), *own]
-    guesses += [theta0 + pace * (x - theta0) for x in near(ritz, objective, theta0)[:4]]
-    if objective.gamma:
-        guesses.append(slow_flow(objective, theta0, mesh.t))
-    return [guess for guess in guesses if np.isfinite(guess).all()]
+def _edges(ritz: Ritz, problem: PathProblem, pace: float, fading: bool) -> FloatArray:
+    """Edges of the first mesh: fine where the path may change at the rate ``pace``."""
+    objective, T = problem.objective, problem.horizon
+    if ritz.elements:
+        return np.linspace(0, T, ritz.elements + 1)
+    if fading:
+        return graded(T, pace, slow=max(objective.gamma, 8 / T))
+    if problem.end is not None and T * pace > 200:  # most of a long horizon is spent at rest
+        half = graded(T / 2, pace, slow=max(pace / 8, 8 / T))
+        return np.concatenate([half, (T - half[::-1])[1:]])
+    least = 32 if problem.end is not None and objective.metric is not None else 4
+    return np.linspace(0, T, min(max(least, math.ceil(T * pace / 2)), 400) + 1)
 
 
-def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
-    """Points near which a path may end: those given, or minima found by descent."""
-    if ritz.ends is not None:
-        return [np.asarray(point, dtype=np.float64) for point in ritz.ends]
-    return minima(objective, theta0)
+def contenders(found: Sequence[Minimum], margin: float, floor: float) -> list[Minimum]:
+    """The coarse paths, best first, that may still be the best after refinement.
 
-
-def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
-    """The overdamped path f - (eta k/gamma) G^-1 grad L, which large discount makes optimal.
-
-    It is a guess and no more: a part in a hundred is enough. NaN where it runs away.
+    Each coarse cost above ``floor``, a lower bound for all, has a relative error of ``margin``.
     """
-    pace = objective.eta * objective.k / objective.gamma
-    loss, metric, drift = objective.loss, objective.metric, objective.drift
-    calls = itertools.count()
-
-    def flow(_: float, x: FloatArray) -> FloatArray:
-        if next(calls) > CALLS or np.abs(x).max() > far:
-            raise FloatingPointError("no guess")
-        push = -pace * loss.jet_at(x, 1)[1]
-        if metric is not None:
-            push = solved(objective.metric_at(x), push)
-        return push if drift is None else objective.drift_at(x) + push
-
-    far = 1e6 * (1 + float(np.abs(theta).max()))
-    nothing = np.full((len(t), len(theta)), math.nan)
-    try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a flow that escapes is no guess; nothing to report
-            path, report = odeint(
-                flow, theta, t, rtol=1e-2, atol=1e-4, tfirst=True, full_output=True, mxstep=CALLS
-            )
-    except (FloatingPointError, np.linalg.LinAlgError):
-        return nothing
-    return path if report["message"] == "Integration successful." else nothing
+    if not found or not found[0].J > floor:
+        return list(found)
+    least = (1 + margin) * (found[0].J - floor)
+    return [one for one in found if not (1 - margin) * (one.J - floor) > least]
 
 
-def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
-    """A slight bend, the same every time: a path that keeps to a line of symmetry may be a saddle."""
-    return 1e-2 * np.outer(shape, _aside(len(way))) * float(np.linalg.norm(way))
+def lowest(objective: Objective, found: Sequence[Minimum], time: float) -> float:
+    """The cost of resting for ``time`` at the lowest point that any path visits."""
+    return time * min(float(objective.potential(one.points, one.mesh.t).min()) for one in found)
 
 
-@cache
-def _aside(dim: int) -> FloatArray:
-    """A direction of length one that favours no coordinate."""
-    aside = np.random.default_rng(0).normal(size=dim)
-    return np.asarray(aside / np.linalg.norm(aside), dtype=np.float64)
+def apart(found: Sequence[Minimum]) -> list[Minimum]:
+    """Coarse paths on one mesh, best first, without those that are close to a better one."""
+    kept: list[Minimum] = []
+    for one in found:
+        near = _ALIKE * float(np.ptp(one.points, axis=0).max())
+        if not any(float(np.abs(one.points - other.points).max()) <= near for other in kept):
+            kept.append(one)
+    return kept
+
+
+def against(
+    found: Sequence[Minimum], rival: Trajectory, margin: float, floor: float, until: float
+) -> list[Minimum]:
+    """Coarse paths that may be better than ``rival``, and differ from it and its candidates."""
+    return [
+        one
+        for one in found
+        if (1 - margin) * (one.J - floor) <= max(rival.J - floor, 0.0)
+        and not any(alike(one, path, until) for path in (rival, *rival.candidates))
+    ]
+
+
+def alike(one: Minimum, path: Trajectory, until: float) -> bool:
+    """Whether two paths agree up to the time ``until``."""
+    early = one.mesh.t <= until
+    gap = np.abs(one.points[early] - path.at(one.mesh.t[early])).max()
+    return bool(gap <= _ALIKE * np.ptp(one.points[early], axis=0).max())
+
+
+def same_curve(one: Minimum, path: Trajectory) -> bool:
+    """Whether two paths go the same way, perhaps at other times: after a longer rest, say."""
+    nodes = np.arange(len(path.t))
+    t = np.interp(np.arange(0, nodes[-1], 0.2), nodes, path.t)
+    gaps = cdist(one.points, path.at(t)).min(axis=1)
+    return bool(gaps.max() <= _ALIKE * np.linalg.norm(np.ptp(one.points, axis=0)))
+
+
+def best_of(paths: list[Trajectory]) -> Trajectory:
+    """The path of least J, with the others as its candidates; the status reports a near tie."""
+    # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
+    ranked = sorted(
+        _distinct(paths), key=lambda path: (not path.status.ok, round(path.rest, 9), path.J)
+    )
+    best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
+    tie = (
+        others
+        and abs(others[0].rest - best.rest) <= 1e-9
+        and others[0].J - best.J <= 1e-3 * max(abs(best.J), 1e-300)
+    )
+    status = Status.NEAR_TIE if tie and best.status is Status.CONVERGED else best.status
+    return replace(best, candidates=others, status=status)
+
+
+def _distinct(paths: list[Trajectory]) -> list[Trajectory]:
+    """Of paths that begin alike and cost the same, only the best solved."""
+    kept: list[Trajectory] = []
+    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None, path.J)):
+        same = (
+            abs(path.J - other.J) <= 1e-5 * abs(other.J)
+            and np.linalg.norm(path.velocity0 - other.velocity0) <= 1e-3 * _speed(other)
+            for other in kept
+        )
+        if not any(same):
+            kept.append(path)
+    return kept
+
+
+def _speed(path: Trajectory) -> float:
+    """The speed at the start, or the fraction of the largest one that counts as rest."""
+    moves = np.linalg.norm(np.diff(path.theta, axis=0), axis=1) / np.diff(path.t)
+    return max(float(np.linalg.norm(path.velocity0)), SLOW_START * float(moves.max()))

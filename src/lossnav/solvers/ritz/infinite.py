@@ -1,80 +1,75 @@
-"""Ritz on an infinite horizon: a path to each place where it may come to rest, and the least J.
+"""Ritz on an infinite horizon: a path to each point where it may come to rest, and the least J.
 
-The part of the path beyond the mesh is accounted for by the Riccati equation around its end. When
-discount, not an end, decides, the path over a window of time that matters is taken instead (`windows`).
+The Riccati equation around its end gives the cost of a path beyond the mesh. Discounted problems
+without a terminal rest point are solved over windows of the time that matters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.ritz.assembly import Task
-from lossnav.solvers.ritz.candidates import best_of, contenders
-from lossnav.solvers.ritz.discounted import APPROACH, is_late, undirected, window_of
-from lossnav.solvers.ritz.ends import End, end_at
-from lossnav.solvers.ritz.finite import COARSE, bump, near
-from lossnav.solvers.ritz.kinetic import rate
+from lossnav.solvers.method import PathProblem
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.cycles import check_no_cycle
+from lossnav.solvers.ritz.ends import End, ends_near, rate
+from lossnav.solvers.ritz.finite import COARSE, best_of, contenders
+from lossnav.solvers.ritz.guesses import bump, near
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.ritz.refinement import refine, trajectory
+from lossnav.solvers.ritz.windows import APPROACH, is_late, solve_undirected, window
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
 
-def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: float) -> Trajectory:
+def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
+    objective, theta0, tol = problem.objective, problem.theta0, problem.tol
     found: list[Trajectory] = []
-    reasons: list[str] = []
-    ends: list[End] = []
-    for point in near(ritz, objective, theta0):
-        try:
-            end = end_at(objective, point)
-        except ValueError as error:
-            reasons.append(str(error))
-            continue
-        if not any(_same(end.theta, other.theta) for other in ends):
-            ends.append(end)
-    window = window_of(objective, tol)
-    rough: list[_Rough] = []
+    places = near(ritz, objective, theta0)
+    ends, reasons = ends_near(objective, places)
+    time = window(objective, tol)
+    coarse: list[Minimum] = []
     pace = rate(objective, theta0)
     for end in ends:
         try:
-            if is_late(end, window):
+            if is_late(end, time):
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
-            rough.append(_to_end(ritz, objective, theta0, end, ends, pace))
+            coarse.append(_to_end(ritz, problem, end, ends, pace))
         except ValueError as error:
             reasons.append(str(error))
-    # Without discount a dearer place to rest costs infinitely more, whatever the way there costs.
-    rough.sort(key=lambda one: (round(one.task.rest, 9), one.result.J))
-    hopeful = _hopeful(rough, ritz.margin)
-    for place, one in enumerate(rough):
+    # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
+    coarse.sort(key=lambda one: (round(one.functional.rest, 9), one.J))
+    hopeful = _hopeful(coarse, ritz.margin)
+    for place, one in enumerate(coarse):
         if found and place >= hopeful:
             break
         try:
             found.append(_refined(ritz, one, ends, tol, found))
         except ValueError as error:
             reasons.append(str(error))
-    late = any(is_late(end, window) for end in ends)
-    if not found and ends and not late and ritz.margin < 1:  # too much was given up
-        return solve_endless(replace(ritz, margin=1.0), objective, theta0, tol)
-    cheap = window * pace <= 400
-    # With a drift the best path need not come to rest, so one is looked for that does not.
+    late = any(is_late(end, time) for end in ends)
+    if not found and ends and not late and ritz.margin < 1:  # too many were given up
+        return solve_infinite(replace(ritz, margin=1.0), problem)
+    cheap = time * pace <= 400
+    # With a drift the best path need not come to rest, so paths that do not are tried too.
     if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
         rival = best_of(found) if found and ritz.margin < 1 else None
         try:
-            found.append(undirected(ritz, objective, theta0, ends, tol, rival))
+            found.append(solve_undirected(ritz, problem, ends, rival))
         except ValueError:
             if rival is None:
                 raise
     if not found:
-        why = reasons[0] if reasons else "descent from many starts found no minimum of the loss."
+        why = reasons[0] if reasons else "descent from many starts reached no minimum of the loss."
         raise ValueError(
             f"No end for an endless path was found: {why} Give ends or a finite horizon."
         )
@@ -84,94 +79,91 @@ def solve_endless(ritz: Ritz, objective: Objective, theta0: FloatArray, tol: flo
             "J is unbounded below: the cost falls without end along paths that run away. Bound "
             "the loss from below, or use a finite horizon."
         )
+    if best.end is not None and objective.discount is None:
+        check_no_cycle(objective, best.rest, [best.end, *places])
     return best
 
 
-class _Rough(NamedTuple):
-    """A path to an end that only shows the way."""
-
-    task: Task
-    end: End
-    result: Minimum
-
-
-def _hopeful(ranked: Sequence[_Rough], margin: float) -> int:
-    """How many of the rough paths, best first, may still be the best."""
+def _hopeful(ranked: Sequence[Minimum], margin: float) -> int:
+    """The number of coarse paths, best first, that may still be the best."""
     if margin >= 1 or not ranked:
         return len(ranked)
-    rest = ranked[0].task.rest
-    floor = 0.0  # without discount, what it costs to rest has been taken off
-    if ranked[0].task.objective.gamma:
-        floor = min(float(one.end.policy.value(one.end.theta)) for one in ranked)
-    same = [one.result for one in ranked if one.task.rest - rest <= 1e-9]
+    best = ranked[0].functional
+    floor = 0.0  # without discount, the cost of rest is already subtracted
+    if best.objective.gamma:
+        ends = [one.functional.end for one in ranked]
+        floor = min(float(end.policy.value(end.theta)) for end in ends if end is not None)
+    same = [one for one in ranked if one.functional.rest - best.rest <= 1e-9]
     return len(contenders(same, margin, floor))
 
 
 def _to_end(
-    ritz: Ritz,
-    objective: Objective,
-    theta0: FloatArray,
-    end: End,
-    ends: Sequence[End],
-    pace0: float,
-) -> _Rough:
-    """A rough path of low J that comes to rest at ``end``, from where things change at the rate ``pace0``."""
-    task = Task(objective, theta0, end=end)
-    fast = max(end.fast, pace0)
+    ritz: Ritz, problem: PathProblem, end: End, ends: Sequence[End], pace0: float
+) -> Minimum:
+    """A coarse path of low J that comes to rest at ``end``; ``pace0`` is the rate at the start."""
+    objective, theta0 = problem.objective, problem.theta0
+    functional, fast = Functional(objective, theta0, end=end), max(end.fast, pace0)
 
     def hopeless(result: Minimum) -> bool:
-        return ritz.margin < 1 and _lingers(result, end, ends)
+        return ritz.margin < 1 and _lingers(result, [one for one in ends if one is not end])
 
     widest = max(end.slow, objective.gamma / 0.75)
-    horizon = APPROACH / end.slow
+    horizon = max(APPROACH / end.slow, 4 * _travel_time(objective, theta0, end))
     for _ in range(3):
         mesh = Mesh(graded(horizon, fast, slow=widest), 3)
         way, pace = theta0 - end.theta, end.slow * mesh.t
         guesses = [end.theta + np.exp(-pace)[:, None] * way + bump(pace * np.exp(-pace), way)]
-        if objective.drift is not None:  # it may pay to go round
+        if objective.drift is not None:  # a detour may pay
             guesses.append(theta0 + end.policy.displacement(theta0, mesh.t))
         if ritz.guess is not None:
             guesses.append(ritz.guess(mesh.t))
         tries = [
-            minimise(task, mesh, guess, ritz.iterations, COARSE, hopeless) for guess in guesses
+            minimise(functional, mesh, guess, ritz.iterations, COARSE, hopeless)
+            for guess in guesses
         ]
         result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
         interrupted = result.status is Status.INTERRUPTED
         if not interrupted and hopeless(result):
             break
         if _arrived(result, end) or interrupted:
-            return _Rough(task, end, result)
+            return result
         last = result.points[-1]
         if any(np.linalg.norm(last - x.theta) < np.linalg.norm(last - end.theta) for x in ends):
             break
         horizon *= 2
-    raise _unsettled(end)
+    raise ValueError(f"The best path does not settle at {end.theta}.")
+
+
+def _travel_time(objective: Objective, theta0: FloatArray, end: End) -> float:
+    """About how long a path takes to an end that lies lower; far from the end it may be slow."""
+    fall = float(objective.potential(theta0) - objective.potential(end.theta))
+    way = float(np.linalg.norm(theta0 - end.theta))
+    if not 0 < fall < math.inf:
+        return 0.0
+    return way / math.sqrt(2 * objective.eta * fall) + objective.gamma * way**2 / (
+        objective.eta * fall
+    )
 
 
 def _refined(
-    ritz: Ritz, rough: _Rough, ends: Sequence[End], tol: float, found: Sequence[Trajectory]
+    ritz: Ritz, coarse: Minimum, ends: Sequence[End], tol: float, found: Sequence[Trajectory]
 ) -> Trajectory:
-    """The best path that comes to rest at an end; none where it shows that one of ``found`` is better."""
+    """The best path that comes to rest at an end; an error where one of ``found`` is better."""
+    others = [end for end in ends if end is not coarse.functional.end]
 
     def hopeless(result: Minimum) -> bool:
-        return ritz.margin < 1 and bool(found) and _lingers(result, rough.end, ends)
+        return ritz.margin < 1 and bool(found) and _lingers(result, others)
 
-    result, error = refine(
-        rough.task, rough.result, tol, stretch=1.5, hopeless=hopeless, **ritz.limits
-    )
-    if _waits(result, rough.end, ends):
-        raise _unsettled(rough.end)
-    return trajectory(rough.task, result, error)
-
-
-def _unsettled(end: End) -> ValueError:
-    return ValueError(f"The best path does not settle at {end.theta}.")
+    result, error = refine(coarse, tol, stretch=1.5, hopeless=hopeless, **ritz.limits)
+    if _waits(result, others):
+        raise ValueError(f"The best path to {result.points[-1]} rests at another end first.")
+    return trajectory(result, error)
 
 
 def _arrived(result: Minimum, end: End) -> bool:
-    """Whether the path is near its end, in the directions that the loss sees, and was so half way.
+    """Whether the path is near its end, in the directions that the loss observes.
 
-    A path that waits elsewhere and leaves for the end just before the mesh is over has not arrived.
+    It must be near half way, too: a path may wait elsewhere and leave just before the mesh ends.
     """
     speeds = np.linalg.norm((result.points - end.theta) @ end.policy.K.T, axis=-1)
     half = speeds[np.searchsorted(result.mesh.t, result.mesh.edges[-1] / 2)]
@@ -179,31 +171,25 @@ def _arrived(result: Minimum, end: End) -> bool:
     return bool((speeds[-1] <= 0.05 * most and half <= 0.5 * most) or most <= 1e-12)
 
 
-def _waits(result: Minimum, end: End, ends: Sequence[End]) -> bool:
-    """Whether the path rests at another end first: it then costs what resting there costs."""
-    for other in ends:
-        if other is not end:
-            near = np.linalg.norm(result.points - other.theta, axis=-1)
-            if near[1:].min() <= 1e-3 * (1 + np.linalg.norm(other.theta)) < near[0]:
-                return True
+def _waits(result: Minimum, others: Sequence[End]) -> bool:
+    """Whether the path rests at another end first, so that its cost is that of resting there."""
+    for other in others:
+        near = np.linalg.norm(result.points - other.theta, axis=-1)
+        if near[1:].min() <= 1e-3 * (1 + np.linalg.norm(other.theta)) < near[0]:
+            return True
     return False
 
 
-def _lingers(result: Minimum, end: End, ends: Sequence[End]) -> bool:
-    """Whether a rough path stays near another end for longer than it takes to settle there.
+def _lingers(result: Minimum, others: Sequence[End]) -> bool:
+    """Whether a coarse path stays near another end for longer than it takes to settle there.
 
-    Worked out, it would wait there ever longer, and cost what resting there costs.
+    On longer meshes it would wait there ever longer, and cost what resting there costs.
     """
-    points = result.points
-    near = 0.05 * float(np.ptp(points, axis=0).max())
-    others = [other for other in ends if other is not end]
     if not others:
         return False
+    points = result.points
+    near = 0.05 * float(np.ptp(points, axis=0).max())
     places, slow = np.array([one.theta for one in others]), np.array([one.slow for one in others])
     close = np.square(points - places[:, None]).sum(axis=-1) <= near**2
     stays = (close[:, 1:] & close[:, :-1]) @ np.diff(result.mesh.t)
     return bool((stays * slow >= 3.0).any())
-
-
-def _same(a: FloatArray, b: FloatArray) -> bool:
-    return bool(np.linalg.norm(a - b) <= 1e-6 * (1 + np.linalg.norm(a)))

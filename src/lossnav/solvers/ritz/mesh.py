@@ -1,11 +1,12 @@
 """Piecewise polynomial paths: Lobatto points on elements of time (hp finite elements).
 
-A path of degree p on E elements is its values at E p + 1 points. Costs are integrated with p + 1
-Gauss points in each element, which makes the error of the least J fall as the width to the power 2p.
+A path of degree p on E elements is given by its values at E p + 1 points. Costs are integrated with
+p + 1 Gauss points in each element; the error of the least J falls as the width to the power 2p.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from lossnav._base.checks import FloatArray
 
 
 class Reference(NamedTuple):
-    """The element [0, 1] of one degree: points, quadrature, and what evaluates a polynomial."""
+    """The element [0, 1] of one degree: points, quadrature, and evaluation matrices."""
 
     points: FloatArray  # (p + 1,) Lobatto
     gauss: FloatArray  # (p + 1,)
@@ -37,12 +38,15 @@ def reference(degree: int) -> Reference:
     modes = np.linalg.inv(legendre.legvander(x, degree))
     slopes = 2 * legendre.legder(np.eye(degree + 1), axis=0) @ modes
     return Reference(
-        (x + 1) / 2, (gauss + 1) / 2, weights / 2,
-        legendre.legvander(gauss, degree) @ modes,
-        legendre.legvander(gauss, degree - 1) @ slopes,
-        legendre.legvander(x, degree - 1) @ slopes,
-        modes, np.linalg.inv(chebyshev.chebvander(x, degree)),
-    )  # fmt: skip
+        points=(x + 1) / 2,
+        gauss=(gauss + 1) / 2,
+        weights=weights / 2,
+        value=legendre.legvander(gauss, degree) @ modes,
+        slope=legendre.legvander(gauss, degree - 1) @ slopes,
+        speed=legendre.legvander(x, degree - 1) @ slopes,
+        modes=modes,
+        waves=np.linalg.inv(chebyshev.chebvander(x, degree)),
+    )
 
 
 @cache
@@ -53,12 +57,7 @@ def raising(degree: int, to: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Elements of time.
-
-    Args:
-        edges: Increasing times ``(E + 1,)`` from 0.
-        degree: Degree p of the polynomials.
-    """
+    """Elements of time between increasing ``edges`` ``(E + 1,)``; polynomials of one degree p."""
 
     edges: FloatArray
     degree: int
@@ -109,12 +108,12 @@ class Mesh:
         return (waves[..., None, :] @ coefficients[where])[..., 0, :]
 
     def velocity(self, points: FloatArray) -> FloatArray:
-        """The velocity at the points ``(E p + 1, D)``; where elements meet, that of the later one."""
+        """The velocity at the points ``(E p + 1, D)``; between elements, that of the later one."""
         each = self.reference.speed @ self.local(points) / self.widths[:, None, None]
         return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), each[-1, -1:]])
 
     def roughness(self, points: FloatArray) -> FloatArray:
-        """How much of each element lies in its two highest modes ``(E,)``: small where resolved."""
+        """The two highest modes of each element ``(E,)``: small where the path is resolved."""
         coefficients = self.reference.modes @ self.local(points)
         return np.abs(coefficients[:, -2:]).max(axis=(1, 2))
 
@@ -133,7 +132,7 @@ class Mesh:
 
 
 def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:
-    """Edges that start as fine as the rate ``fast`` asks and widen to what ``slow`` allows."""
+    """Edges that start as fine as the rate ``fast`` needs and widen to what ``slow`` allows."""
     first, widest = min(2.0 / fast, horizon), min(2.0 / slow, horizon)
     edges, width = [0.0], first
     while edges[-1] + width < horizon and len(edges) < 2000:
@@ -142,3 +141,46 @@ def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> 
     if len(edges) > 1 and horizon - edges[-1] < width / 3:
         edges.pop()
     return np.array([*edges, horizon])
+
+
+def element_jets(
+    value: FloatArray,
+    slope: FloatArray,
+    widths: FloatArray,
+    weight: FloatArray,
+    jets: Sequence[FloatArray],
+) -> list[FloatArray]:
+    """A weighted sum over quadrature points, with its derivatives in the points of each element.
+
+    ``value`` and ``slope`` ``(q, n)`` evaluate a polynomial on an element of width one at its
+    quadrature points; ``jets`` holds the running cost there and its derivatives in (theta, v).
+
+    Returns:
+        Sum, gradients ``(E, n, D)`` and Hessians ``(E, n D, n D)``, as far as ``jets`` go.
+    """
+    (count, q), n, h = weight.shape, value.shape[1], widths[:, None, None]
+    results = [np.asarray(np.vdot(weight, jets[0]))]
+    if len(jets) == 1:
+        return results
+    dim = jets[1].shape[-1] // 2
+    each = weight[..., None] * jets[1]
+    results.append(value.T @ each[..., :dim] + slope.T @ each[..., dim:] / h)
+    if len(jets) == 2:
+        return results
+
+    def summed(left: FloatArray, right: FloatArray, part: FloatArray) -> FloatArray:
+        flat = pair_products(left, right) @ part.reshape(count, q, dim * dim)
+        return flat.reshape(count, n, n, dim, dim)
+
+    bend, h = weight[..., None, None] * jets[2], h[..., None, None]
+    total = summed(value, value, bend[..., :dim, :dim])
+    total += summed(slope, slope, bend[..., dim:, dim:]) / h**2
+    mixed = summed(value, slope, bend[..., :dim, dim:]) / h
+    total += mixed + mixed.transpose(0, 2, 1, 4, 3)
+    results.append(total.transpose(0, 1, 3, 2, 4).reshape(count, n * dim, n * dim))
+    return results
+
+
+def pair_products(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Products of all pairs of basis functions at the quadrature points ``(n * n, q)``."""
+    return np.einsum("ga,gb->abg", left, right).reshape(-1, len(left))

@@ -6,27 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
+from scipy.linalg import LinAlgError
 
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.chain import Lift
-from lossnav.solvers.ritz.assembly import Assembly, Task
-from lossnav.solvers.ritz.elimination import newton_step
+from lossnav.solvers.banded import Lift, solve_elements
+from lossnav.solvers.ritz.assembly import Assembly, Functional
 from lossnav.solvers.ritz.mesh import Mesh
-from lossnav.solvers.trajectory import Status
+from lossnav.solvers.trajectory import Status, initial_velocity
 
 PATIENCE = 4
-"""Newton steps that every path is given before it may be found hopeless."""
+"""Newton steps before a path may be given up as hopeless."""
 
-
-SETTLED = 1e-2
-"""A step that leaves less of the slope, where less of J is to be gained, is one of Newton's last."""
+_FLAT = 1e-3
+"""A step that gains less than this fraction of J goes along the floor of a valley."""
+_ROUNDED = 1e-6
+"""If a lift by this fraction of the dip makes J convex, only rounding says that it is not."""
+_SETTLED = 1e-2
+"""A step that leaves and gains less than this fraction of slope and J is one of the last."""
 
 
 @dataclass
 class Minimum:
-    """A path that Newton's method arrived at; ``rounding`` works out how far its J is wrong by rounding."""
+    """The path that Newton's method reached; ``rounding`` computes the rounding error of its J."""
 
+    functional: Functional
     mesh: Mesh
     points: FloatArray
     J: float
@@ -35,76 +38,66 @@ class Minimum:
     iterations: int
     rounding: Callable[[], float] = lambda: 0.0
 
+    @property
+    def velocity0(self) -> FloatArray:
+        return initial_velocity(self.functional.objective, self.functional.theta0, self.slope0)
 
+
+@np.errstate(all="ignore")  # a trial step may go where the loss overflows
 def minimise(
-    task: Task,
+    functional: Functional,
     mesh: Mesh,
     points: FloatArray,
     iterations: int,
     accuracy: float = 1e-11,
     hopeless: Callable[[Minimum], bool] = lambda result: False,
 ) -> Minimum:
-    """Least J over paths on ``mesh``, from the path ``points``.
+    """Least J over paths on ``mesh``, from the path ``points`` ``(N, D)``.
 
-    Args:
-        task: What to minimise.
-        mesh: Elements of time.
-        points: A first path ``(N, D)``.
-        iterations: The most Newton steps.
-        accuracy: Stop after a step that gains less than this part of J; as Newton's method converges
-            quadratically, the next would gain about its square.
-        hopeless: Whether a path on the way is not worth going on from; not asked before `PATIENCE` steps.
+    Stops after a step that gains less than the fraction ``accuracy`` of J (as Newton's method
+    converges quadratically, the next would gain about its square), or where a path is ``hopeless``.
     """
-    moves = points - task.theta0
+    theta0, whole = functional.theta0, functional.on(mesh)
+    moves = points - theta0
     moves[0] = 0.0
-    if task.stop is not None:
-        moves[-1] = task.stop - task.theta0
-    with np.errstate(all="ignore"):  # a trial step may go where the loss overflows
-        return _newton(task.on(mesh), moves, iterations, accuracy, hopeless)
-
-
-def _newton(
-    whole: Assembly,
-    moves: FloatArray,
-    iterations: int,
-    accuracy: float,
-    hopeless: Callable[[Minimum], bool],
-) -> Minimum:
-    theta0 = whole.task.theta0
-    free = slice(1, None if whole.task.stop is None else -1)
-    status, done, noise = Status.ITERATIONS, 0, 0.0
-    find_step = _Stepper(whole, free)
+    if functional.stop is not None:
+        moves[-1] = functional.stop - theta0
+    status, done, noise, lift = Status.ITERATIONS, 0, 0.0, Lift()
     far = 1e6 * (1 + float(np.abs(theta0 + moves).max()))
 
     def reached() -> Minimum:
-        return Minimum(whole.mesh, theta0 + moves, float(now[0]), now[1][0], status, done)
+        points, J, slope0 = theta0 + moves, float(now[0]), now[1][0]
+        return Minimum(functional, mesh, points, J, slope0, status, done)
+
+    def solver(amount: float) -> FloatArray:
+        return solve_elements(whole.lifted(now[2], moves, amount), -now[1], functional.free)
+
+    def depth() -> float:
+        return float(whole.dips(moves).max())
 
     now = whole.cost(moves, 2)
     best = reached()
     try:
         for done in range(1, iterations + 1):
             cost, gradient = float(now[0]), now[1]
-            if not np.isfinite(cost + gradient.sum()):
-                status = Status.NOT_FINITE
-                break
-            step = find_step(moves, now)
-            if step is None:
+            step = lift.solve(solver, depth) if np.isfinite(cost + gradient.sum()) else None
+            if step is None or not np.isfinite(step.sum()):
                 status = Status.NOT_FINITE
                 break
             decrease = -float(np.vdot(step, gradient))
             size = abs(cost) + abs(decrease)
-            # A lifted step is no Newton step: what it gains says little about what is left.
-            enough = (1e-15 if find_step.lift.amount else accuracy) * size
-            last = decrease <= enough
+            lift.gentle = decrease <= _FLAT * size
+            # A lifted step is no Newton step: its gain says little about what is left.
+            last = decrease <= (1e-15 if lift.amount else accuracy) * size
             new = moves + step
             now = whole.cost(new, 1 if last else 2)
             if not (last or now[0] <= cost - 1e-4 * decrease):
                 left = float(np.vdot(step, now[1]))
-                small = not find_step.lift.amount and decrease <= SETTLED * size
-                if small and abs(left) <= SETTLED * decrease:  # a formula that cancels hides it
+                small = not lift.amount and decrease <= _SETTLED * size
+                if small and abs(left) <= _SETTLED * decrease:  # cancellation in J hides the gain
                     # By the slopes at both ends, J fell by their mean.
                     noise = max(noise, abs(float(now[0]) - cost + (decrease - left) / 2))
-                # Rounding hides a gain H s^2 below u H |theta|^2, which takes a step s below sqrt(u) |theta|.
+                # Rounding hides a gain H s^2 below u H |theta|^2: a step s below sqrt(u) |theta|.
                 tiny = np.abs(step).max() <= 1e-6 * np.abs(theta0 + moves).max()
                 if decrease / 4 <= noise or (tiny and decrease <= whole.rounding(moves)):
                     if abs(left) > decrease / 2:  # the slopes are rounding errors, too
@@ -117,6 +110,11 @@ def _newton(
                         break
                     new = moves + length * step
                     now = whole.cost(new, 2)
+            rise = float(now[0]) - cost
+            if last and rise > accuracy * size and rise > whole.rounding(moves):  # a flat valley
+                now = whole.cost(moves, 1)
+                status = Status.CONVERGED
+                break
             moves = new
             if np.isfinite(now[0]):
                 best = reached()
@@ -130,6 +128,12 @@ def _newton(
                 break
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
+    if status is Status.CONVERGED and lift.amount:  # no minimum, unless but for rounding
+        now = whole.cost(moves, 2)
+        try:
+            solver(_ROUNDED * depth())
+        except LinAlgError:
+            status = Status.STATIONARY
     best.status, best.iterations = status, done
     best.rounding = lambda: max(noise, whole.rounding(best.points - theta0))
     return best
@@ -138,34 +142,10 @@ def _newton(
 def _search(
     whole: Assembly, moves: FloatArray, step: FloatArray, cost: float, decrease: float
 ) -> float:
-    """The longest of shorter and shorter steps that lowers J enough; 0 if none does."""
+    """The longest of ever shorter steps that lowers J enough; 0 if none does."""
     length = 0.5
     while length >= 1e-9:
         if whole.cost(moves + length * step, 0)[0] <= cost - 1e-4 * length * decrease:
             return length
         length /= 2
     return 0.0
-
-
-class _Stepper:
-    """Newton's step, with the loss curved more where J is not convex."""
-
-    def __init__(self, whole: Assembly, free: slice) -> None:
-        self.whole, self.free, self.lift = whole, free, Lift()
-
-    def __call__(self, moves: FloatArray, now: tuple[FloatArray, ...]) -> FloatArray | None:
-        """The step from ``moves``, where J is ``now``; None if there is none."""
-        for amount in self.lift.attempts(lambda: self.whole.dip(moves)):
-            blocks = now[2] if amount == 0 else self._lifted(now[2], amount)
-            try:
-                step = newton_step(blocks, now[1], self.whole.mesh.degree, self.free)
-            except linalg.LinAlgError:
-                continue
-            return step if np.isfinite(step.sum()) else None
-        return None
-
-    def _lifted(self, blocks: FloatArray, amount: float) -> FloatArray:
-        blocks = blocks.copy()
-        shares = np.repeat(self.whole.shares, len(self.whole.task.theta0), axis=1)
-        np.einsum("eii->ei", blocks)[...] += amount * shares
-        return blocks

@@ -1,7 +1,7 @@
-"""Refine a path until it is as exact as asked, and say how exact it is.
+"""Refine a path to a tolerance, with an estimate of its error.
 
 The degree rises, rough elements are halved and, on an infinite horizon, the mesh grows, until two
-solutions in a row agree to the tolerance; what they still differ by is the reported error.
+consecutive solutions agree to the tolerance; their difference is the reported error.
 """
 
 from __future__ import annotations
@@ -9,35 +9,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypedDict
+from typing import NamedTuple
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.ritz.assembly import UNIT_ROUNDOFF, Task
-from lossnav.solvers.ritz.kinetic import rate
+from lossnav.solvers.banded import solve_elements
+from lossnav.solvers.ritz.assembly import UNIT_ROUNDOFF, scattered_signs
+from lossnav.solvers.ritz.ends import rate
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import Minimum, minimise
-from lossnav.solvers.trajectory import Status, Trajectory
+from lossnav.solvers.trajectory import Interpolant, Status, Trajectory, initial_velocity, within
 
+_SLOW = 20
+"""More Newton steps than this on a refined mesh suggest that J is nearly flat."""
 ROUNDING = 1e-12
-"""No error is reported below this."""
+"""The smallest error that is reported."""
 AT_REST = 1e3 * UNIT_ROUNDOFF
-"""A path that goes no farther than this part of its coordinates stays where it is."""
+"""A path that moves by less than this fraction of its coordinates counts as at rest."""
+SLOW_START = 1e-3
+"""A path that starts slower than this fraction of its largest speed starts at rest."""
 ROUNDINGS = 8
-"""Roundings of a coordinate that the start's velocity feels: of a point, its interpolation and the forces there, twice."""
+"""Roundings of a coordinate in the initial velocity: of a point, its interpolation and the forces
+there, twice."""
 
 
-class Limits(TypedDict):
-    """How far a path is refined at most."""
+class Errors(NamedTuple):
+    """Estimated relative errors of the initial velocity and of J."""
 
-    degree: int
-    iterations: int
-    rounds: int
+    velocity0: float
+    J: float
+
+    @property
+    def largest(self) -> float:
+        return max(self)
+
+    def with_rounding(self, rounding: Errors) -> Errors:
+        """Each at least as large as rounding makes it."""
+        return Errors(*(max(*pair, ROUNDING) for pair in zip(self, rounding, strict=True)))
+
+
+UNKNOWN = Errors(math.inf, math.inf)
 
 
 def refine(
-    task: Task,
     result: Minimum,
     tol: float,
     *,
@@ -46,26 +61,19 @@ def refine(
     iterations: int,
     rounds: int,
     hopeless: Callable[[Minimum], bool] = lambda result: False,
-) -> tuple[Minimum, float]:
-    """The path to a relative accuracy of ``tol``, and its estimated error.
+) -> tuple[Minimum, Errors]:
+    """The path to a relative accuracy of ``tol``, from a coarse one, and its estimated errors.
 
-    Args:
-        task: What to minimise.
-        result: A path to start from, on a mesh that shows the way.
-        tol: Accuracy to reach.
-        degree: Degree to reach; the first solution has two less.
-        stretch: How much longer the mesh gets in each round; 1 on a finite horizon.
-        iterations: The most Newton steps on one mesh.
-        rounds: The most meshes.
-        hopeless: Whether a path need not be refined further, as it will not be the best.
+    The velocity of a path that starts at rest need only be right to ``sqrt(tol)`` of its largest
+    speed: the time at which it leaves, and with it the velocity, changes J at second order.
 
-    Raises:
-        ValueError: The path is hopeless.
+    The first solution has a ``degree`` lower by two. On an infinite horizon the mesh grows by the
+    factor ``stretch`` in each round. A ValueError says that the path is ``hopeless``.
     """
-    error = math.inf
+    error = UNKNOWN
     if result.status is Status.INTERRUPTED:
         return result, error
-    # A Newton step that gains this part of J is of relative size sqrt(accuracy), the next its square.
+    # A Newton step that gains this fraction of J has size sqrt(accuracy), the next its square.
     accuracy = min(max(tol / 10, 1e-11), 1e-7)
     first = True
     for _ in range(rounds):
@@ -74,33 +82,60 @@ def refine(
             points = result.mesh.raise_points(result.points, mesh.degree)
         else:
             mesh = _finer(result, degree, tol, stretch)
-            points = _carry(task, result, mesh)
-        new = minimise(task, mesh, points, iterations, accuracy, hopeless)
-        reached, rounding = False, 0.0
+            points = _interpolant(result)(mesh.t)
+        new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
+        if new.iterations > _SLOW and new.functional.end is None and not hopeless(new):
+            mesh, points = _retimed(new)
+            new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
+        reached, rounding = False, Errors(0.0, 0.0)
         if not first:
-            error = _difference(task, new, result)
-            if error <= 1e-2:  # rounding may be all that is left
-                rounding = _rounding(task, new)
-            reached = error <= max(tol, rounding)
+            error = _difference(new, result)
+            if error.largest <= 1e-2:  # rounding may be all that is left
+                rounding = _rounding(new)
+            loose = math.sqrt(tol) if _starts_at_rest(new) else tol
+            reached = error.J <= max(tol, rounding.J)
+            reached = reached and error.velocity0 <= max(loose, rounding.velocity0)
         if not reached and new.status is not Status.INTERRUPTED and hopeless(new):
             raise ValueError("Another path is better.")
-        if new.status is not Status.CONVERGED:
+        # A path whose timing hardly matters converges slowly; on a finer mesh it may go on.
+        slow = new.status is Status.ITERATIONS and abs(new.J - result.J) <= 1e-2 * abs(result.J)
+        if not (slow or new.status is Status.CONVERGED):
             best = replace(new if new.J <= result.J else result, status=new.status)
-            return best, math.inf
+            return best, UNKNOWN
         result = new
-        if reached:
-            return result, max(error, rounding, ROUNDING)
+        if reached and result.status is Status.CONVERGED:
+            return result, error.with_rounding(rounding)
         first = False
     result.status = Status.ITERATIONS
     return result, error
 
 
-def compare(task: Task, result: Minimum, iterations: int) -> float:
-    """The error of a solution on a given mesh, from one of a lower degree."""
+def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
+    """The path with its middle moved in time, mesh and all, to where J is least.
+
+    Between long rests, J hardly depends on the time of a transition, and Newton's method, whose
+    steps are straight, moves it slowly.
+    """
+    functional, edges, degree = result.functional, result.mesh.edges, result.mesh.degree
+    moves, T = result.points - functional.theta0, float(edges[-1])
+    best, least = edges, result.J
+    for ramp in (T / 4, T / 16, T / 64):
+        share = np.minimum(1.0, np.minimum(edges, T - edges) / ramp)
+        for step in (T / 128, -T / 128):
+            while np.diff(moved := edges + step * share).min() > 0:
+                J = float(functional.on(Mesh(moved, degree)).cost(moves, 0)[0])
+                if not least > J:
+                    break
+                best, least, step = moved, J, 1.5 * step
+    return Mesh(best, degree), result.points
+
+
+def compare(result: Minimum, iterations: int) -> Errors:
+    """The errors of a solution on a given mesh, by comparison with a lower degree."""
     lower = result.mesh.raised(result.mesh.degree - 1)
     points = result.mesh.raise_points(result.points, lower.degree)
-    other = minimise(task, lower, points, iterations)
-    return max(_difference(task, result, other), _rounding(task, result))
+    other = minimise(result.functional, lower, points, iterations)
+    return _difference(result, other).with_rounding(_rounding(result))
 
 
 def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
@@ -118,73 +153,93 @@ def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
     return Mesh(edges, degree).split(rough)
 
 
-def _carry(task: Task, result: Minimum, mesh: Mesh) -> FloatArray:
-    """The path on another mesh; beyond its old end it follows the policy around the end point."""
-    T = result.mesh.edges[-1]
-    points = result.mesh.sample(result.points, np.minimum(mesh.t, T))
-    late = mesh.t > T
-    if late.any() and task.end is not None:
-        last = result.points[-1]
-        points[late] = last + task.end.policy.displacement(last, mesh.t[late] - T)
-    return points
+def _interpolant(result: Minimum) -> Interpolant:
+    """The path at any time; beyond the mesh it follows the policy around its end."""
+    mesh, points, end = result.mesh, result.points, result.functional.end
+    last = points[-1]
+    later = None if end is None else lambda t: last + end.policy.displacement(last, t)
+    return within(float(mesh.edges[-1]), lambda t: mesh.sample(points, t), later)
 
 
-def _difference(task: Task, new: Minimum, old: Minimum) -> float:
-    """The larger of the relative changes of the initial velocity and of J."""
-    moved = np.linalg.norm(task.velocity0(new.slope0) - task.velocity0(old.slope0))
-    speed, height = _sizes(task, new)
-    return max(float(moved) / speed, abs(new.J - old.J) / height)
+def _difference(new: Minimum, old: Minimum) -> Errors:
+    """The relative changes of the initial velocity and of J."""
+    moved = np.linalg.norm(new.velocity0 - old.velocity0)
+    speed, height = _sizes(new)
+    return Errors(float(moved) / speed, abs(new.J - old.J) / height)
 
 
-def _rounding(task: Task, result: Minimum) -> float:
-    r"""What of such changes rounding explains.
+def _rounding(result: Minimum) -> Errors:
+    r"""The part of such a difference that rounding explains.
 
-    A point is stored to :math:`u|\theta|`, and the velocity changes by at most the fastest rate times a change of
-    the point.
+    A point is stored to :math:`u|\theta|`; the velocity changes by the fastest rate times that, and
+    by what the rounded gradient of J leaves open.
     """
-    speed, height = _sizes(task, result)
+    speed, height = _sizes(result)
     stored = ROUNDINGS * UNIT_ROUNDOFF * float(np.abs(result.points).max())
-    return max(stored * rate(task.objective, task.theta0) / speed, 2 * result.rounding() / height)
+    stored *= rate(result.functional.objective, result.functional.theta0)
+    return Errors((stored + _undecided(result)) / speed, 2 * result.rounding() / height)
 
 
-def _sizes(task: Task, result: Minimum) -> tuple[float, float]:
-    """What the velocity and J are compared with: their sizes; at rest, what the coordinates would give."""
+def _undecided(result: Minimum) -> float:
+    r"""How far the initial velocity moves when the gradient of J changes by its rounding error.
+
+    The sums of :math:`H x` round to about :math:`u\,|H||x|` in each entry. Where J is nearly flat,
+    as in the time at which a path leaves a rest, this moves the minimum far.
+    """
+    functional, mesh = result.functional, result.mesh
+    moves = result.points - functional.theta0
+    _, slope, blocks = functional.on(mesh).cost(moves, 2)
+
+    def times(matrices: FloatArray, x: FloatArray) -> FloatArray:
+        local = mesh.local(x)
+        return mesh.gather((matrices @ local.reshape(*matrices.shape[:2], 1)).reshape(local.shape))
+
+    side = UNIT_ROUNDOFF * times(np.abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
+    try:
+        moved = times(blocks, solve_elements(blocks, side, functional.free))[0]
+    except np.linalg.LinAlgError:  # no minimum, which the status says
+        return 0.0
+    both = (
+        initial_velocity(functional.objective, functional.theta0, slope[0] + by * moved)
+        for by in (0.0, 1.0)
+    )
+    return float(np.linalg.norm(np.subtract(*both)))
+
+
+def _sizes(result: Minimum) -> tuple[float, float]:
+    """Sizes of the velocity and of J; for a path at rest, those that its coordinates suggest."""
     size = float(np.abs(result.points).max())
     if float(np.ptp(result.points, axis=0).max()) > AT_REST * size:
-        speed = float(np.linalg.norm(task.velocity0(result.slope0)))
+        speed = float(np.linalg.norm(result.velocity0))
+        speed = _fastest(result) if _starts_at_rest(result) else speed
         return max(speed, 1e-300), max(abs(result.J), 1e-300)
-    fast = rate(task.objective, task.theta0)
-    return max(fast * size, 1e-300), max(fast * size**2 / task.objective.eta, 1e-300)
+    fast = rate(result.functional.objective, result.functional.theta0)
+    return max(fast * size, 1e-300), max(fast * size**2 / result.functional.objective.eta, 1e-300)
 
 
-def trajectory(task: Task, result: Minimum, error: float) -> Trajectory:
-    """The path as the user gets it; beyond the mesh it follows the policy around its end."""
-    objective, mesh, points = task.objective, result.mesh, result.points
-    slopes = mesh.velocity(points)
-    slopes[0] = task.velocity0(result.slope0)
-    T = float(mesh.edges[-1])
+def _fastest(result: Minimum) -> float:
+    return float(np.linalg.norm(result.mesh.velocity(result.points), axis=1).max())
 
-    def at(t: FloatArray) -> FloatArray:
-        inside = mesh.sample(points, np.minimum(t, T))
-        if not (t > T * (1 + 1e-12)).any():
-            return inside
-        if task.end is None:
-            raise ValueError(f"The path ends at the horizon {T:.6g}; t is {t.max():.6g}.")
-        later = np.maximum(t - T, 0.0)
-        beyond = points[-1] + task.end.policy.displacement(points[-1], later)
-        return np.where((t > T)[..., None], beyond, inside)
 
-    return Trajectory(
-        t=mesh.t,
-        theta=points,
-        velocity0=slopes[0],
+def _starts_at_rest(result: Minimum) -> bool:
+    return float(np.linalg.norm(result.velocity0)) < SLOW_START * _fastest(result)
+
+
+def trajectory(result: Minimum, error: Errors) -> Trajectory:
+    """The solution as a `Trajectory`."""
+    velocity = result.mesh.velocity(result.points)
+    velocity[0] = result.velocity0
+    functional = result.functional
+    return Trajectory.along(
+        functional.objective,
+        result.mesh.t,
+        result.points,
+        velocity,
         J=result.J,
-        kinetic=objective.kinetic(points, slopes),
-        potential=objective.potential(points),
         status=result.status,
-        error=error,
-        interpolate=at,
-        end=points[-1] if task.end is None else task.end.theta,
-        rest=task.rest,
-        names=objective.names or (),
+        error=error.largest,
+        J_error=error.J * _sizes(result)[1],
+        interpolate=_interpolant(result),
+        end=result.points[-1] if functional.end is None else functional.end.theta,
+        rest=functional.rest,
     )

@@ -1,0 +1,216 @@
+"""Newton's equations on a discretised path: symmetric systems that are banded or block tridiagonal.
+
+The Hessian of a discretised J is a sum of blocks, one for each element of time, and neighbouring
+elements share a point. It is positive definite exactly when J is convex there, which the Cholesky
+factor tests. Where J is not convex, `Lift` says how much curvature to add to the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+from scipy import linalg
+from scipy.linalg import lapack
+
+from lossnav._base.checks import FloatArray
+
+_NARROW = 48
+"""Up to this size of an element's matrix, one banded solve beats eliminating inner points first."""
+
+Pairs = tuple[np.ndarray, np.ndarray]
+
+
+class Lift:
+    """Curvature to add to the running cost where J is not convex, so that Newton's method descends.
+
+    Adding the running cost's dip, its most negative curvature, makes J convex. A quarter of the dip
+    is tried first, then all of it. After a success, the next attempt starts at a quarter of the
+    amount used, and then at zero. Where little is left to gain (``gentle``), much smaller amounts
+    are tried before: J may be nearly flat, as in the time at which a path leaves a rest, and a
+    large amount would make the way along its floor long.
+    """
+
+    def __init__(self) -> None:
+        self.amount = self.dip = 0.0
+        self.gentle = False
+
+    def attempts(self, dip: Callable[[], float]) -> Iterator[float]:
+        """Amounts to try at one point, in order; ``dip`` is called if the first fails."""
+        self.amount = self.amount / 4 if self.amount > self.dip / 5 else 0.0
+        yield self.amount
+        self.dip = max(dip(), 1e-12)
+        for part in (1e-8, 1e-6, 1e-4, 1e-2) if self.gentle else ():
+            if part * self.dip > self.amount:
+                self.amount = part * self.dip
+                yield self.amount
+        for _ in range(30):
+            self.amount = max(4 * self.amount, self.dip / 4)
+            yield self.amount
+
+    def solve(
+        self, solver: Callable[[float], FloatArray], dip: Callable[[], float]
+    ) -> FloatArray | None:
+        """``solver(amount)`` for the first amount that makes its matrix positive definite."""
+        for amount in self.attempts(dip):
+            try:
+                return solver(amount)
+            except linalg.LinAlgError:
+                continue
+        return None
+
+
+def solve_elements(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
+    """Solve ``A x = side`` ``(E p + 1, D)`` for the free points; the others stay at zero.
+
+    A is the sum of ``blocks`` ``(E, (p + 1) D, (p + 1) D)``, each of which couples p + 1 points. A
+    LinAlgError says that it is not positive definite.
+    """
+    if blocks.shape[1] <= _NARROW:
+        return _banded(blocks, side, free)
+    return _condensed(blocks, side, free)
+
+
+@lru_cache(maxsize=64)
+def _places(size: int, dim: int) -> tuple[np.ndarray, ...]:
+    """Positions of the lower half of an element's matrix in it and in the band.
+
+    First of the columns of all points but the last; then of the last point's own block, which goes
+    to the band of the next element.
+    """
+    row, col = np.tril_indices(size)
+    inner = col < size - dim
+    # Lower band form: entry (r, c) of the matrix, r >= c, is in row r - c of column c.
+    matrix, band = row * size + col, col * size + row - col
+    return matrix[inner], band[inner], matrix[~inner], band[~inner] - (size - dim) * size
+
+
+def _banded(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
+    count, size = blocks.shape[:2]
+    dim = side.shape[1]
+    own, to, last_own, to_next = _places(size, dim)
+    flat = blocks.reshape(count, -1)
+    band = np.zeros((count + 1, (size - dim) * size))
+    band[:-1, to] = flat[:, own]
+    band[1:, to_next] += flat[:, last_own]
+    first, last, _ = free.indices(len(side))
+    x = np.zeros_like(side)
+    if last > first:
+        columns = band.reshape(-1, size)[first * dim : last * dim]
+        x[first:last] = _solve_band(columns, side[first:last].ravel()).reshape(-1, dim)
+    return x
+
+
+def _solve_band(columns: FloatArray, side: FloatArray) -> FloatArray:
+    """Solve with a matrix whose lower band is given column by column; overwrites the band."""
+    factor, failed = lapack.dpbtrf(columns.T, lower=1, overwrite_ab=1)
+    if failed:
+        raise linalg.LinAlgError("The matrix is not positive definite: J is not convex here.")
+    return lapack.dpbtrs(factor, side, lower=1)[0]
+
+
+def _cholesky(matrix: FloatArray) -> FloatArray:
+    factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
+    if failed:
+        raise linalg.LinAlgError("The matrix is not positive definite: J is not convex here.")
+    return factor
+
+
+def _condensed(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
+    """Eliminate the points inside each element, then solve for the points between elements."""
+    dim, count = side.shape[1], len(blocks)
+    p = blocks.shape[1] // dim - 1
+    ends = blocks.reshape(count, p + 1, dim, p + 1, dim)[:, ::p, :, ::p]
+    corner = ends.reshape(count, 2 * dim, 2 * dim)
+    if p == 1:
+        return _chain(corner, side, free)
+    outer = side[::p].copy()
+    inner = blocks[:, dim:-dim, dim:-dim].copy()
+    links = np.empty((count, 2 * dim + 1, (p - 1) * dim))  # transposed, for LAPACK
+    links[:, :dim], links[:, dim:-1] = blocks[:, :dim, dim:-dim], blocks[:, -dim:, dim:-dim]
+    links[:, -1] = side[:-1].reshape(count, p, dim)[:, 1:].reshape(count, -1)
+    factors = []
+    for matrix, link in zip(inner, links, strict=True):
+        factors.append(_cholesky(matrix))
+        lapack.dtrtrs(factors[-1], link.T, lower=1, overwrite_b=1)
+    coupling, pull = links[:, :-1], links[:, -1:]
+    transposed = np.swapaxes(coupling, 1, 2)
+    shares = (pull @ transposed)[:, 0]
+    outer[:-1] -= shares[:, :dim]
+    outer[1:] -= shares[:, dim:]
+    vertices = solve_elements(corner - coupling @ transposed, outer, free)
+    moved = np.concatenate([vertices[:-1], vertices[1:]], axis=1)[:, None]
+    within = (pull - moved @ coupling)[:, 0]
+    for factor, x in zip(factors, within, strict=True):
+        x[:] = lapack.dtrtrs(factor, x, lower=1, trans=1)[0]
+    result = np.empty_like(side)
+    result[::p] = vertices
+    result[:-1].reshape(count, p, dim)[:, 1:] = within.reshape(count, p - 1, dim)
+    return result
+
+
+def _chain(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
+    """Block Cholesky elimination along the path, for elements of two points each."""
+    dim = side.shape[1]
+    result = np.zeros_like(side)
+    x = result[free]
+    x[:] = side[free]
+    own = np.zeros((len(side), dim, dim))
+    own[:-1] = blocks[:, :dim, :dim]
+    own[1:] += blocks[:, dim:, dim:]
+    factors: list[FloatArray] = []
+    links: list[FloatArray] = []
+    for j, point in enumerate(range(*free.indices(len(side)))):
+        if factors:
+            link, _ = lapack.dtrtrs(factors[-1], blocks[point - 1, :dim, dim:], lower=1)
+            links.append(link)
+            own[point] -= link.T @ link
+            x[j] -= link.T @ x[j - 1]
+        factors.append(_cholesky(own[point]))
+        x[j] = lapack.dtrtrs(factors[-1], x[j], lower=1)[0]
+    for j in reversed(range(len(factors))):
+        if j < len(links):
+            x[j] -= links[j] @ x[j + 1]
+        x[j] = lapack.dtrtrs(factors[j], x[j], lower=1, trans=1)[0]
+    return result
+
+
+class Band:
+    """A chain of ``count`` points whose blocks have zeros in known places, as a band.
+
+    ``pairs`` are the coordinates ``(i, j)``, i <= j, that a point's own block couples, ``links``
+    those of a point and the next one. The unknowns are numbered point by point, or coordinate by
+    coordinate where that gives the narrower band: with few points of many coordinates.
+    """
+
+    def __init__(self, count: int, dim: int, pairs: Pairs, links: Pairs) -> None:
+        self.count, self.dim = count, dim
+        across, along = pairs[1] - pairs[0], links[1] - links[0]
+        ahead, behind = dim + along, count * np.abs(along) + np.where(along < 0, -1, 1)
+        by_point = int(max(across.max(initial=0), ahead.max(initial=0)))
+        by_coordinate = int(max(count * across.max(initial=0), behind.max(initial=0)))
+        self.by_point, self.width = by_point <= by_coordinate, min(by_point, by_coordinate)
+        # Lower band form: entry (q, p) of the matrix, p <= q, is in row q - p of column p.
+        self.own = (pairs[0], across if self.by_point else count * across)
+        later = np.full(len(along), self.by_point) | (along >= 0)
+        self.later, self.sooner = np.nonzero(later)[0], np.nonzero(~later)[0]
+        gap = ahead if self.by_point else behind
+        self.from_earlier = (links[0][self.later], gap[self.later])
+        self.from_later = (links[1][self.sooner], gap[self.sooner])
+
+    def solve(self, own: FloatArray, link: FloatArray, side: FloatArray) -> FloatArray:
+        """Solve for all points, from the entries at the pairs and at the links of each."""
+        depth = self.width + 1
+        band = np.zeros((side.size, depth))
+        if self.by_point:
+            column = band.reshape(self.count, self.dim, depth)
+        else:
+            column = band.reshape(self.dim, self.count, depth).swapaxes(0, 1)
+        column[:, *self.own] = own
+        sooner = len(self.sooner) > 0
+        column[:-1, *self.from_earlier] = link[:, self.later] if sooner else link
+        if sooner:
+            column[1:, *self.from_later] = link[:, self.sooner]
+        x = _solve_band(band, side.ravel() if self.by_point else side.T.ravel())
+        return x.reshape(side.shape) if self.by_point else x.reshape(side.shape[::-1]).T

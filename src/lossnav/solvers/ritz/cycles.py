@@ -1,0 +1,140 @@
+"""Does circling with the drift cost less than rest? Without discount J then has no minimum.
+
+A path may go round for ever before it rests, so on an infinite horizon with gamma = 0 every closed
+curve must cost at least as much per unit of time as the best rest. Circles in the planes of the
+coordinates are tried, and Newton's method bends the best one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
+from lossnav.problem.running_cost import running_jet
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.mesh import Mesh
+from lossnav.solvers.ritz.newton import minimise
+from lossnav.solvers.trajectory import brief
+
+_ANGLES = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+_RADII = np.geomspace(0.05, 5.0, 20)
+_PLANES = 10
+
+
+class Cycle(NamedTuple):
+    """A circle, traversed at the angular speed that costs least, and its cost per unit of time."""
+
+    cost: float
+    center: FloatArray
+    points: FloatArray
+    speed: float
+
+
+def check_no_cycle(objective: Objective, rest: float, places: Sequence[FloatArray]) -> None:
+    """Raise a ValueError if circling around one of ``places`` costs less than ``rest``."""
+    if objective.gamma or not _may_circle(objective, places):
+        return
+    floor = min(float(objective.potential(place)) for place in places)
+    slack = 1e-6 * (abs(rest) + abs(floor))
+    if rest <= floor + slack:  # no velocity makes the running cost less than k L
+        return
+    best = _best_circle(objective, places)
+    cost = best.cost
+    if cost > rest - slack:
+        cost = min(cost, _bent(objective, best))
+    if cost < rest - slack:
+        raise ValueError(
+            f"J has no minimum: going round {brief(best.center)} with the drift costs {cost:.6g} "
+            f"per unit of time, less than the {rest:.6g} of the best rest, so a path that circles "
+            "longer always costs less. Use gamma > 0 or a finite horizon."
+        )
+
+
+def path_round(
+    objective: Objective, theta0: FloatArray, end: FloatArray | None, t: FloatArray, pace: float
+) -> FloatArray | None:
+    """A path that spends its time on the cheapest circle; None where the drift does not turn."""
+    last = theta0 if end is None else end
+    if objective.loss.timed or not _may_circle(objective, [theta0, last]):
+        return None
+    cycle = _best_circle(objective, [theta0, last])
+    if not math.isfinite(cycle.cost):
+        return None
+    angle = np.mod(cycle.speed * t, 2 * np.pi)
+    ring = np.concatenate([cycle.points, cycle.points[:1]])
+    at = angle / (2 * np.pi) * (len(ring) - 1)
+    circle = np.stack([np.interp(at, np.arange(len(ring)), x) for x in ring.T], axis=1)
+    path = circle + np.exp(-pace * t)[:, None] * (theta0 - circle[0])
+    if end is not None:
+        path += np.exp(-pace * (t[-1] - t))[:, None] * (end - circle[-1])
+        path[-1] = end
+    path[0] = theta0
+    return path
+
+
+def _may_circle(objective: Objective, places: Sequence[FloatArray]) -> bool:
+    return (
+        objective.drift is not None and len(places[0]) > 1 and not _is_gradient(objective, places)
+    )
+
+
+def _best_circle(objective: Objective, places: Sequence[FloatArray]) -> Cycle:
+    return min(_circles(objective, places), key=lambda cycle: cycle.cost)
+
+
+def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
+    """Whether G f is a gradient, so that a closed curve gains nothing from the drift."""
+    dim = len(places[0])
+    rng = np.random.default_rng(0)
+    points = np.concatenate([places, places[0] + rng.normal(size=(8, dim))])
+    with np.errstate(all="ignore"):
+        mixed = running_jet(objective, points, np.zeros_like(points))[2][:, dim:, :dim]
+    curl = np.abs(mixed - mixed.swapaxes(1, 2))
+    return not float(np.nanmax(curl)) > 1e-10 * float(np.nanmax(np.abs(mixed)))
+
+
+def _circles(objective: Objective, places: Sequence[FloatArray]) -> list[Cycle]:
+    dim = len(places[0])
+    size = 1.0 + float(np.abs(places).max())
+    found: list[Cycle] = []
+    pairs = list(itertools.islice(itertools.combinations(range(dim), 2), _PLANES))
+    for center, (i, j) in itertools.product([np.zeros(dim), *places], pairs):
+        unit = np.zeros((2, len(_ANGLES), dim))
+        unit[0, :, i], unit[0, :, j] = np.cos(_ANGLES), np.sin(_ANGLES)
+        unit[1, :, i], unit[1, :, j] = -np.sin(_ANGLES), np.cos(_ANGLES)
+        out, along = size * _RADII[:, None, None] * unit[:, None]
+        points = center + out
+        with np.errstate(all="ignore"):
+            still, ahead, back = (
+                running_jet(objective, points, sign * along, 0)[0].mean(axis=1)
+                for sign in (0, 1, -1)
+            )
+            # In the angular speed w the cost is still + w (ahead - back)/2 + w^2 (...).
+            square = (ahead + back) / 2 - still
+            speed = -(ahead - back) / (4 * square)
+            cost = still - square * speed**2
+        found += [
+            Cycle(float(cost[n]), center, points[n], float(speed[n]))
+            for n in np.flatnonzero(np.isfinite(cost) & (speed != 0))
+        ]
+    return found or [Cycle(math.inf, places[0], np.tile(places[0], (len(_ANGLES), 1)), 1.0)]
+
+
+def _bent(objective: Objective, cycle: Cycle) -> float:
+    """The cost of the cheapest closed curve near a circle that goes round twice, once started."""
+    if not math.isfinite(cycle.cost):
+        return math.inf
+    time = 4 * np.pi / abs(cycle.speed)
+    mesh = Mesh(np.linspace(0, time, 33), 4)
+    turns = cycle.points if cycle.speed > 0 else np.roll(cycle.points[::-1], 1, axis=0)
+    closed = np.concatenate([turns, turns, turns[:1]])
+    at = mesh.t / time * (len(closed) - 1)
+    path = np.stack([np.interp(at, np.arange(len(closed)), x) for x in closed.T], axis=1)
+    functional = Functional(objective, path[0], stop=path[-1])
+    return minimise(functional, mesh, path, 50, 1e-6).J / time

@@ -1,0 +1,206 @@
+"""First paths for Ritz.
+
+Newton's method leads to the stationary path nearest to its start, so which minimum of J it finds
+depends on the guess. With a free end the guesses go to the minima nearby. With a fixed end there
+are many: detours to all sides, paths that wait at a minimum in between (the turnpikes of long
+horizons), and, in a metric that varies, arcs of constant speed. Their J on a coarse mesh decides
+which are solved.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.integrate import odeint
+
+from lossnav._base.checks import FloatArray
+from lossnav.problem.objective import Objective
+from lossnav.solvers.method import PathProblem
+from lossnav.solvers.riccati.feedback import solved
+from lossnav.solvers.ritz.assembly import Functional
+from lossnav.solvers.ritz.cycles import path_round
+from lossnav.solvers.ritz.ends import descend, minima, rest_jet, resting_places
+from lossnav.solvers.ritz.mesh import Mesh
+
+if TYPE_CHECKING:
+    from lossnav.solvers.ritz import Ritz
+
+_CALLS = 20_000
+"""The most evaluations of the slow flow, which is only a guess."""
+_DETOURS = (0.1, 0.25, 0.5, 1.0, 2.0)
+"""Heights of detours, in units of the distance between the ends."""
+_STOPS = 6
+"""How many points to wait at are tried: the lowest."""
+_SOLVED = 6
+"""How many guesses are solved on the coarse mesh at most: those of least J."""
+
+
+class Guess(NamedTuple):
+    """A first path ``(N, D)``, and its J where that decides whether it is solved."""
+
+    points: FloatArray
+    J: float = -math.inf
+
+
+def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[Guess]:
+    """First paths on ``mesh`` of a problem that changes at the rate ``pace``."""
+    own = [] if ritz.guess is None else [Guess(ritz.guess(mesh.t))]
+    if problem.end is not None:
+        functional = Functional(problem.objective, problem.theta0, stop=problem.end)
+        paths = _to_fixed_end(problem, mesh, pace)
+        paths = paths if ritz.search else itertools.islice(paths, 1)
+        straight, *others = _priced(functional, mesh, paths)
+        others = [one for one in others if math.isfinite(one.J)]
+        return [straight, *own, *sorted(others, key=lambda one: one.J)[:_SOLVED]]
+    objective, theta0 = problem.objective, problem.theta0
+    share = 1 - np.exp(-4 * (mesh.t / mesh.edges[-1])[:, None])
+    found = [Guess(np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()), *own]
+    for moment in moments(objective, float(mesh.edges[-1])):
+        found += [Guess(theta0 + share * (x - theta0)) for x in near(ritz, moment, theta0)[:4]]
+    if objective.terminal is not None and ritz.ends is None:
+        line, ends = share / share[-1], minima(objective.terminal.jet, theta0)
+        found += [Guess(theta0 + line * (x - theta0)) for x in ends[:4]]
+    if objective.gamma and not objective.loss.timed:
+        found.append(Guess(slow_flow(objective, theta0, mesh.t)))
+    if (turns := path_round(objective, theta0, None, mesh.t, pace)) is not None:
+        found.append(Guess(turns))
+    return [guess for guess in found if np.isfinite(guess.points).all()]
+
+
+def moments(objective: Objective, horizon: float) -> list[Objective]:
+    """The objective with its loss as it is at a few times; itself where time changes nothing."""
+    if not objective.loss.timed:
+        return [objective]
+    return [objective.at_time(share * horizon) for share in (0.0, 0.5, 1.0)]
+
+
+def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+    """Points near which a path may end: those given, or those that descent reaches."""
+    if ritz.ends is not None:
+        return [np.asarray(point, dtype=np.float64) for point in ritz.ends]
+    return resting_places(objective, theta0)
+
+
+def _priced(functional: Functional, mesh: Mesh, found: Iterable[FloatArray]) -> list[Guess]:
+    whole = functional.on(mesh)
+    with np.errstate(all="ignore"):
+        return [Guess(x, float(whole.cost(x - functional.theta0, 0)[0])) for x in found]
+
+
+def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[FloatArray]:
+    """The straight line, then detours and paths by way of minima."""
+    objective, theta0, T = problem.objective, problem.theta0, mesh.edges[-1]
+    assert problem.end is not None
+    end, way, share = problem.end, problem.end - theta0, (mesh.t / mesh.edges[-1])[:, None]
+    bend = bump(np.sin(np.pi * share[:, 0]), way)
+    yield theta0 + share * way + bend
+    for stop in _stops(objective, theta0, end, T):
+        for rate in (pace, pace / 5):
+            left, right = (np.exp(-rate * t)[:, None] for t in (mesh.t, T - mesh.t))
+            path = stop + (theta0 - stop) * left * (1 - right) + (end - stop) * right * (1 - left)
+            path[0], path[-1] = theta0, end
+            yield path + bend
+    if (turns := path_round(objective, theta0, end, mesh.t, pace)) is not None:
+        yield turns
+    size = float(np.linalg.norm(way))
+    for side in _sides(len(way)) if size else ():
+        for height in _DETOURS:
+            detour = height * size * np.sin(np.pi * share) * side
+            yield theta0 + share * way + detour
+            if objective.metric is not None:
+                arc = _constant_speed(objective, _arc(theta0, way, height * size * side), share)
+                if arc is not None:
+                    yield arc
+
+
+def _arc(theta0: FloatArray, way: FloatArray, top: FloatArray) -> Callable[..., FloatArray]:
+    """Half an ellipse over the line between the ends, as a function of its share from 0 to 1."""
+    return lambda u: theta0 + (1 - np.cos(np.pi * u)) / 2 * way + np.sin(np.pi * u) * top
+
+
+def _constant_speed(
+    objective: Objective, curve: Callable[..., FloatArray], share: FloatArray
+) -> FloatArray | None:
+    """A curve traversed at constant speed in the metric; None where the metric is no metric."""
+    u = np.linspace(0, 1, 1001)
+    points = curve(u[:, None])
+    moves, middle = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
+    with np.errstate(all="ignore"):
+        G = objective.metric_at(middle)
+        squares = np.einsum("ni,nij,nj->n", moves, G, moves)
+    if not (np.isfinite(squares).all() and (squares > 0).all()):
+        return None
+    length = np.concatenate([[0.0], np.cumsum(np.sqrt(squares))])
+    return curve(np.interp(share, length / length[-1], u))
+
+
+def _stops(
+    objective: Objective, theta0: FloatArray, end: FloatArray, horizon: float
+) -> list[FloatArray]:
+    """Where a path may wait: its ends, and about where descent from there and from around leads."""
+    middle, size = (theta0 + end) / 2, 1 + np.abs([theta0, end]).max()
+    around = size * np.random.default_rng(0).normal(size=(12, len(end)))
+    jet = rest_jet(objective.at_time(horizon / 2))
+    low = descend(jet, np.concatenate([[theta0, end], middle + around]), iterations=12)
+    value = jet(low, 0)[0]
+    kept: list[FloatArray] = []
+    for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
+        if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in kept):
+            kept.append(point)
+    return [*kept[:_STOPS], theta0, end]
+
+
+def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
+    """The overdamped path f - (eta k/gamma) G^-1 grad L, optimal for a large discount.
+
+    As it is only a guess, two digits are enough. NaN where it diverges.
+    """
+    pace = objective.eta * objective.k / objective.gamma
+    loss, metric, drift = objective.loss, objective.metric, objective.drift
+    calls = itertools.count()
+
+    def flow(_: float, x: FloatArray) -> FloatArray:
+        if next(calls) > _CALLS or np.abs(x).max() > far:
+            raise FloatingPointError("no guess")
+        push = -pace * loss.jet_at(x, 1)[1]
+        if metric is not None:
+            push = solved(objective.metric_at(x), push)
+        return push if drift is None else objective.drift_at(x) + push
+
+    far = 1e6 * (1 + float(np.abs(theta).max()))
+    nothing = np.full((len(t), len(theta)), math.nan)
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a flow that diverges is no guess
+            path, report = odeint(
+                flow, theta, t, rtol=1e-2, atol=1e-4, tfirst=True, full_output=True, mxstep=_CALLS
+            )
+    except (FloatingPointError, np.linalg.LinAlgError):
+        return nothing
+    return path if report["message"] == "Integration successful." else nothing
+
+
+def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
+    """A slight deterministic bend: a path on a line of symmetry may be a saddle of J."""
+    return 1e-2 * np.outer(shape, _aside(len(way))) * float(np.linalg.norm(way))
+
+
+@cache
+def _aside(dim: int) -> FloatArray:
+    """A direction of length one that favours no coordinate."""
+    aside = np.random.default_rng(0).normal(size=dim)
+    return np.asarray(aside / np.linalg.norm(aside), dtype=np.float64)
+
+
+@cache
+def _sides(dim: int) -> FloatArray:
+    """Directions of detours: the axes, or a few at random in many dimensions, both ways."""
+    sides = np.eye(dim) if dim <= 4 else np.random.default_rng(1).normal(size=(4, dim))
+    sides = sides / np.linalg.norm(sides, axis=1, keepdims=True)
+    return np.concatenate([sides, -sides])
