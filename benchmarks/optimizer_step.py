@@ -100,7 +100,7 @@ def settings():
     peer = torch.optim.AdamW(parameters(), weight_decay=0.01, fused=True)
     made = {
         "gamma": {"gamma": 1e-3},
-        "centred, nesterov": {"centred": True, "nesterov": True},
+        "centered, nesterov": {"centered": True, "nesterov": True},
         "gain kalman": {"gain": "kalman"},
         "saturation": {"saturation": 1.0},
         "nonfinite ignore": {"nonfinite": "ignore"},
@@ -176,7 +176,7 @@ def against_soap(title, make, cycles):
     """The mean over whole cycles of a refresh, the best of several."""
     from pytorch_optimizer import SOAP
 
-    from lossnav.optim.torch.kronecker.optimizer import KroneckerNavigator
+    from lossnav.optim.torch.kronecker import KroneckerNavigator
 
     made = {
         "theirs": SOAP(make(), weight_decay=0.0, precondition_frequency=10),

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,13 +38,14 @@ from lossnav.optim.torch import (
     KroneckerNavigator,
     Navigator,
     WeightUncertainty,
+    create,
 )
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 RANK, WORLD, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 STEPS, BATCH = 8, 12
-MOST = {"gamma": 0.01, "centred": True, "nesterov": True, "weight_decay": 0.1}
+MOST = {"gamma": 0.01, "centered": True, "nesterov": True, "weight_decay": 0.1}
 RULES = {
     "navigator": (Navigator, {}),
     "navigator, adam": (Navigator, {"saturation": 0.0, "nesterov": False}),
@@ -164,6 +166,20 @@ def replicated_training(rule):
     close(parameters(model), alone(rule))
 
 
+def by_name():
+    """Sharded parameters are grouped by their whole shapes, and take the same steps."""
+    ends = []
+    for parted in (False, True):
+        model = sharded("kronecker")[0] if parted else Network()
+        optimizer = create(model, "kronecker", lr=0.003, weight_decay=0.1, verbose=False)
+        roles = {group["name"]: group["param_names"] for group in optimizer.param_groups}
+        assert roles["matrices"] == ["kernel.weight", "hidden.weight"]
+        assert roles["heads"] == ["head.weight"]
+        train(model, optimizer, range(3))
+        ends.append({name: full(p) for name, p in model.named_parameters()})
+    close(*ends)
+
+
 def replicas_that_watch():
     """Squares of examples that each process saw are those of the whole batch."""
 
@@ -188,6 +204,37 @@ def replicas_that_watch():
     close(parameters(model), parameters(alone), 1e-9)
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
         close({"variance": many.variance(p)}, {"variance": one.variance(q)}, 1e-9)
+
+
+def partitioned_training(rule):
+    """Each process updates some of the parameters, and all have them: ZeRO-1."""
+    make, settings = RULES[rule]
+    model = Network()
+    wrapped = DistributedDataParallel(model)
+    settings = {**settings, "lr": rate(rule)}
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), make, **settings)
+    assert optimizer.optim.skipped == 0
+    train(wrapped, optimizer, range(STEPS // 2), mine())
+    before = {key: p.detach().clone() for key, p in parameters(model).items()}
+    for nonfinite in ("skip", "raise"):
+        optimizer.param_groups[0]["nonfinite"] = nonfinite
+        train_gradients(wrapped)
+        model.hidden.weight.grad[0, 0] = float("nan")  # only one of the processes updates it
+        if nonfinite == "skip":
+            optimizer.step()
+        else:
+            with pytest.raises(FloatingPointError, match="nothing was changed"):
+                optimizer.step()
+        close(parameters(model), before, 0.0)
+    assert optimizer.param_groups[0]["skipped"] == 1
+    train(wrapped, optimizer, range(STEPS // 2, STEPS), mine())
+    close(parameters(model), alone(rule))
+
+
+def partitions_that_are_refused():
+    """What compares all layers cannot do with some of them."""
+    with pytest.raises(RuntimeError, match="ZeroRedundancyOptimizer: it compares all layers"):
+        ZeroRedundancyOptimizer(Network().parameters(), WeightUncertainty, batch_size=BATCH)
 
 
 def sharded_training(rule):
@@ -370,6 +417,8 @@ KEPT = ("navigator, all", "ballistic", "kronecker", "kronecker, all", "uncertain
 def checks():
     """What this number of processes has to do: a name, a function and its arguments."""
     found = []
+    if WORLD == 2:
+        found.append(("by name", by_name))
     if WORLD > 1:
         rules = RULES if WORLD == 2 else OFTEN
         found += [(f"shards: {rule}", sharded_training, rule) for rule in rules]
@@ -385,6 +434,9 @@ def checks():
         found.append(("NaN: navigator, fused", a_nan_on_one_process, "navigator, fused"))
         found.append(("sums to come: navigator, fused", sums_to_come, "navigator, fused"))
         found.append(("replicas that watch", replicas_that_watch))
+        for rule in ("navigator, all", "kronecker"):
+            found.append((f"partitions: {rule}", partitioned_training, rule))
+        found.append(("partitions: uncertain", partitions_that_are_refused))
         for layout in (*LAYOUTS, "copies of shards"):
             for rule in ("navigator, fused", "navigator, all", "kronecker, all", "uncertain"):
                 if WORLD == 2 or "fused" not in rule:
@@ -419,6 +471,8 @@ def main():
         path = FOLDER / f"result-{WORLD}-{RANK}.json"
         path.write_text(json.dumps(result))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # FSDP2 keeps gloo's threads alive, which may abort once Python has ended
 
 
 if __name__ == "__main__":

@@ -11,18 +11,33 @@ torch = pytest.importorskip("torch")
 
 from torch.optim import lr_scheduler  # noqa: E402
 
-from lossnav.optim.torch import Ballistic, Navigator, WeightUncertainty  # noqa: E402
+from lossnav.optim.torch import (  # noqa: E402
+    Ballistic,
+    KroneckerNavigator,
+    Navigator,
+    WeightUncertainty,
+    from_rule,
+)
+from lossnav.rules import zoo  # noqa: E402
+
+
+class Uncertain(WeightUncertainty):
+    """Knows how many examples are in its batches, as it must."""
+
+    def __init__(self, params, lr=3e-3, **settings):
+        super().__init__(params, lr, **{"batch_size": 2, **settings})
+
 
 # The compiler itself uses what PyTorch calls deprecated, and looks at gradients that are not there.
 compiling = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
-CLASSES = [Navigator, Ballistic, WeightUncertainty]
+CLASSES = [Navigator, Ballistic, Uncertain]
 ADAMW = {"betas": (0.9, 0.999), "nesterov": False, "saturation": 0.0}
 FORMS = {"single": {"foreach": False}, "lists": {"foreach": True}, "fused": {"fused": True},
          "captured": {"capturable": True}}  # fmt: skip
 CASES = [(cls, form) for cls in CLASSES for form in FORMS]
 # What draws weights towards somewhere, and what keeps tensors from knowing of each other.
-PULLED = {WeightUncertainty: {"pull": 3.0}}
-APART = {WeightUncertainty: {"balance": False}}
+PULLED = {Uncertain: {"pull": 3.0}}
+APART = {Uncertain: {"balance": False}}
 
 
 def pulled(cls):
@@ -127,7 +142,7 @@ def test_a_tensor_lr_is_that_number(cls, form):
 def test_groups_have_settings_of_their_own(cls, form):
     """Two groups move as two optimizers would."""
     settings = [{"lr": 1e-2, "weight_decay": 0.5}, {"lr": 1e-3, "maximize": True, "eps": 1e-3}]
-    if cls is WeightUncertainty:
+    if cls is Uncertain:
         settings = [
             {"lr": 1e-2, "pull": 5.0, "k": 10.0},
             {"lr": 1e-3, "maximize": True, "reset": 0.9},
@@ -135,7 +150,7 @@ def test_groups_have_settings_of_their_own(cls, form):
         settings = [{**s, "balance": False} for s in settings]
     if cls is Navigator:
         settings[0] |= {"gain": "kalman", "saturation": 1.0}
-        settings[1] |= {"gamma": 0.3, "nesterov": True, "centred": True, "betas": (0.5, 0.9)}
+        settings[1] |= {"gamma": 0.3, "nesterov": True, "centered": True, "betas": (0.5, 0.9)}
     one, two = model(), model()
     first = cls(
         [{"params": net.parameters(), **s} for net, s in zip(one[::2], settings, strict=True)],
@@ -316,7 +331,7 @@ def test_mixed_dtypes_in_one_group(cls, form):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"gain": "kalman", "saturation": 1.0}, {"centred": True, "nesterov": True, "gamma": 0.5}],
+    [{}, {"gain": "kalman", "saturation": 1.0}, {"centered": True, "nesterov": True, "gamma": 0.5}],
 )
 def test_autograd_goes_through_the_step(settings):
     lr = torch.tensor(1e-2, dtype=torch.float64, requires_grad=True)
@@ -441,3 +456,64 @@ def test_compiled_and_plain_steps_may_alternate():
         step() if k % 2 else first.step()
         second.step()
     close(one.parameters(), two.parameters(), 1e-6)
+
+
+EVERY = {
+    "navigator": lambda p: Navigator(p),
+    "navigator, kalman": lambda p: Navigator(p, gain="kalman", gamma=0.1),
+    "navigator, single": lambda p: Navigator(p, foreach=False),
+    "navigator, fused": lambda p: Navigator(p, fused=True),
+    "ballistic": lambda p: Ballistic(p),
+    "kronecker": lambda p: KroneckerNavigator(p, refresh=2),
+    "kronecker, single": lambda p: KroneckerNavigator(p, foreach=False),
+    "uncertain": lambda p: Uncertain(p, reset=0.99),
+    "uncertain, captured": lambda p: Uncertain(p, capturable=True),
+    "uncertain, inertia": lambda p: Uncertain(p, inertia=0.1, noise=1.0),
+    "rule": lambda p: from_rule(p, zoo.Adam(0.01)),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_meta_tensors_take_steps(name):
+    """As PyTorch's own do: shapes without values, to measure memory before there is any."""
+    params = [torch.nn.Parameter(torch.empty(shape, device="meta")) for shape in [(4, 3), (3,)]]
+    optimizer = EVERY[name](params)
+    for _ in range(4):
+        for p in params:
+            p.grad = torch.empty_like(p)
+        optimizer.step()
+    real = [torch.nn.Parameter(torch.ones(p.shape)) for p in params]
+    other = EVERY[name](real)
+    for p in real:
+        p.grad = torch.ones_like(p)
+    other.step()
+    for p, q in zip(params, real, strict=True):
+        found, expected = (o.state[x] for o, x in ((optimizer, p), (other, q)))
+        assert {k: (t.shape, t.dtype) for k, t in found.items()} == {
+            k: (t.shape, t.dtype) for k, t in expected.items()
+        }
+        assert all(t.is_meta for t in found.values() if t.ndim)
+    if "captured" not in name:  # its counter is a meta tensor, too
+        assert optimizer.skipped == 0
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "rule"])
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_the_count_of_steps_has_the_default_precision_as_in_torch(name, default):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for kind in (torch.float32, torch.float64):
+            found = {}
+            for make in (EVERY[name], torch.optim.AdamW):
+                p = torch.nn.Parameter(torch.ones(4, 3, dtype=kind))
+                optimizer = make([p])
+                p.grad = torch.ones_like(p)
+                optimizer.step()
+                found[make] = {key: t.dtype for key, t in optimizer.state[p].items()}
+            ours, theirs = found[EVERY[name]], found[torch.optim.AdamW]
+            assert ours.pop("step") == theirs["step"] == default
+            ours.pop("phase", None)
+            assert set(ours.values()) == {kind}
+    finally:
+        torch.set_default_dtype(before)

@@ -53,12 +53,49 @@ PAIRS = {
 }
 
 
+def test_weight_decay_in_a_group_is_that_of_adamw():
+    """As Hugging Face's Trainer makes groups, and as Lightning's LearningRateMonitor reads them."""
+    found = []
+    for make in (
+        lambda groups: from_rule(groups, zoo.Adam(0.01)),
+        lambda groups: torch.optim.AdamW(groups, 0.01),
+    ):
+        model, x, y = model_and_data()
+        biases = [p for p in model.parameters() if p.ndim == 1]
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        groups = [
+            {"params": matrices, "weight_decay": 0.3},
+            {"params": biases, "weight_decay": 0.0},
+        ]
+        optimizer = make(groups)
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+        train(model, optimizer, x, y, 30)
+        found.append(weights(model))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
+
+
+def test_decay_that_cannot_be_is_refused_and_an_old_state_has_none():
+    p = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="weight_decay"):
+        from_rule([p], zoo.Adam(0.01), weight_decay=-0.1)
+    newton = LocalRule(math.inf, curvature=torch.ones(2))
+    with pytest.raises(
+        ValueError, match=r"weight_decay is 0\.1, but it must be 0 for an infinite dt"
+    ):
+        from_rule([p], newton, weight_decay=0.1)
+    optimizer = from_rule([p], zoo.Adam(0.01))
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["weight_decay"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("name", PAIRS)
 def test_equals_torch(name, scheduled):
     rule, make = PAIRS[name]
     found = []
-    for optimizer_of in (lambda p: from_rule(rule(), p), make):
+    for optimizer_of in (lambda p: from_rule(p, rule()), make):
         model, x, y = model_and_data()
         optimizer = optimizer_of(model.parameters())
         schedule = None
@@ -258,3 +295,17 @@ def test_what_is_no_rule_is_refused():
     theta.grad = torch.ones(2)
     with pytest.raises(ValueError, match="two axes"):
         optimizer.step()
+
+
+def test_parameters_come_first_and_the_old_order_is_understood():
+    results = []
+    for swap in (False, True):
+        theta = torch.nn.Parameter(torch.ones(2))
+        rule = zoo.Adam(0.01)
+        optimizer = from_rule(rule, [theta]) if swap else from_rule([theta], rule)
+        theta.grad = torch.ones(2)
+        optimizer.step()
+        results.append(theta.detach())
+    named = from_rule(params=[theta], rule=rule)
+    assert named.rule is rule
+    torch.testing.assert_close(*results, rtol=0, atol=0)

@@ -6,13 +6,15 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from lossnav.optim.torch import Ballistic, Navigator
+from lossnav.optim.torch import Ballistic, Navigator, WeightUncertainty
 
 MAKERS = {
     "navigator": Navigator,
     "discount": lambda p, **s: Navigator(p, gamma=0.01, **s),
-    "centred": lambda p, **s: Navigator(p, centred=True, **s),
+    "centered": lambda p, **s: Navigator(p, centered=True, **s),
     "kalman": lambda p, **s: Navigator(p, gain="kalman", **s),
     "adamw": lambda p, **s: Navigator(p, nesterov=False, saturation=0.0, **s),
     "ballistic": Ballistic,
@@ -134,3 +136,78 @@ def test_a_copy_of_an_optimizer_has_plans_of_its_own():
     assert torch.equal(p, before)
     optimizer.step()
     assert torch.equal(p, q)
+
+
+def test_a_variance_with_gaps_in_memory_is_not_read_as_if_it_had_none():
+    p, q = (torch.nn.Parameter(torch.ones(6)) for _ in range(2))
+    pair = [Navigator([p], fused=True), Navigator([q], foreach=False)]
+    for step in range(3):
+        for theta, optimizer in zip((p, q), pair, strict=True):
+            theta.grad = torch.linspace(1.0, 2.0, 6) * (step + 1)
+            optimizer.step()
+            held = optimizer.state[theta]
+            held["variance"] = torch.stack([held["variance"], torch.full((6,), torch.nan)], -1)[
+                :, 0
+            ]
+    torch.testing.assert_close(p, q, rtol=3e-6, atol=1e-7)
+
+
+def test_a_state_that_was_replaced_is_let_go():
+    p = torch.nn.Parameter(torch.ones(9))
+    optimizer = Navigator([p], fused=True)
+    p.grad = torch.ones(9)
+    optimizer.step()
+    old = weakref.ref(optimizer.state[p]["variance"])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.step()
+    gc.collect()
+    assert old() is None
+
+
+class Traffic(TorchDispatchMode):
+    """Counts operations, and the numbers that they read and write."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.numbers = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, result)) if torch.is_tensor(t)]
+        self.operations += 1
+        self.numbers += sum(t.numel() for t in tensors if t.ndim)
+        return result
+
+
+def traffic(make):
+    params = [torch.nn.Parameter(torch.randn(30, 50)) for _ in range(4)]
+    for p in params:
+        p.grad = torch.randn(30, 50)
+    optimizer = make(params)
+    for _ in range(2):  # the first makes the state
+        optimizer.step()
+    with Traffic() as seen:
+        optimizer.step()
+    return seen.operations / 4, seen.numbers / 6000
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"saturation": 0.0, "nesterov": False}, 13),  # as torch.optim.Adam
+        ({}, 20),
+        ({"gamma": 1e-3}, 22),
+        ({"gain": "kalman"}, 34),
+    ],
+)
+def test_lists_pass_over_memory_no_more_often_than_they_must(settings, most):
+    """What a step reads and writes, for each parameter; the look for NaN is one more."""
+    adam = traffic(lambda p: torch.optim.Adam(p, foreach=True))[1]
+    found = traffic(lambda p: Navigator(p, foreach=True, nonfinite="ignore", **settings))[1]
+    assert found <= most - 1 + 0.1
+    if "nesterov" in settings:
+        assert found <= adam + 0.1
+
+
+def test_uncertain_weights_read_each_of_their_numbers_once():
+    assert traffic(lambda p: WeightUncertainty(p, batch_size=16))[0] <= 13

@@ -26,7 +26,7 @@ def inputs(cls):
             {"weight_decay": 0.1, "maximize": True}, {"capturable": True}, {"eps": 1e-3},
             {"weight_decay": 0.1, "capturable": True, "lr": torch.tensor(0.001)}]  # fmt: skip
     if cls is Navigator:
-        made += [{"gamma": 0.1}, {"gain": "kalman"}, {"centred": True, "nesterov": True},
+        made += [{"gamma": 0.1}, {"gain": "kalman"}, {"centered": True, "nesterov": True},
                  {"saturation": 1.0, "betas": (0.8, 0.99)}]  # fmt: skip
     return [shipped.OptimizerInput(params=None, kwargs=kwargs, desc=str(kwargs)) for kwargs in made]
 

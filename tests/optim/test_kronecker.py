@@ -11,10 +11,9 @@ import torch
 from pytorch_optimizer import SOAP
 
 from lossnav.optim.torch import KroneckerNavigator
-from lossnav.optim.torch.kronecker.basis import observe
+from lossnav.optim.torch.kronecker import average_covariances
 from lossnav.optim.torch.navigator import Navigator
-from lossnav.rules.bases import phases, sides
-from lossnav.rules.kronecker import KroneckerRule
+from lossnav.rules.kronecker import KroneckerRule, phases, sides
 
 PLAIN = {"nesterov": False, "saturation": 0.0}
 OF_SOAP = {"betas": (0.95, 0.95), **PLAIN}
@@ -23,7 +22,7 @@ FAMILY = {
     "soap": PLAIN,
     "gamma": {**PLAIN, "gamma": 0.3},
     "kalman": {**PLAIN, "gain": "kalman"},
-    "centred": {**PLAIN, "centred": True},
+    "centered": {**PLAIN, "centered": True},
     "nesterov": {**PLAIN, "nesterov": True},
     "kalman, nesterov": {**PLAIN, "gain": "kalman", "nesterov": True},
     "saturated": {**PLAIN, "saturation": 2.0, "shared": 0.0},
@@ -32,7 +31,7 @@ FAMILY = {
     "all": {
         "gamma": 0.1,
         "gain": "kalman",
-        "centred": True,
+        "centered": True,
         "nesterov": True,
         "saturation": 0.7,
         "weight_decay": 0.2,
@@ -79,7 +78,7 @@ def shifted(L, Q):
 
 
 def reference(theta, grads, lrs, *, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0, basis_beta=0.95,
-              refresh=10, gamma=0.0, gain="betas", centred=False, nesterov=True, saturation=4.0,
+              refresh=10, gamma=0.0, gain="betas", centered=False, nesterov=True, saturation=4.0,
               shared=0.75, row=True, column=True):  # fmt: skip
     """The family on vec(G) in the basis Q_L (x) Q_R, all explicit; the mean stays in plain coordinates."""
     x = theta.numpy().copy()
@@ -97,7 +96,7 @@ def reference(theta, grads, lrs, *, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.
             K = np.kron(QL, QR)
             q, mean = K.T @ G.ravel(), K.T @ m
             before = v.mean() / (1 - b2 ** (t - 1)) if t > 1 else None
-            v = b2 * v + (1 - b2) * (b1 * (q - mean) if centred else q) ** 2
+            v = b2 * v + (1 - b2) * (b1 * (q - mean) if centered else q) ** 2
             level = v / (1 - b2**t)
             typical = level.mean() if before is None else before
             if gain == "betas":
@@ -290,7 +289,8 @@ def test_covariances_by_strips(side, n):
     G = torch.randn(2, n, 3, generator=generator, dtype=torch.float64)
     held = torch.randn(2, n, n, generator=generator, dtype=torch.float64)
     expected = 0.9 * held + 0.1 * G @ G.mT
-    observe(side, list(held.unbind(0)), G if side == "row" else G.mT.contiguous(), 0.9)
+    A = G if side == "row" else G.mT.contiguous().mT  # columns are given as a view
+    average_covariances(list(held.unbind(0)), A, 0.9)
     assert (held - expected).tril().abs().max() < 1e-13
 
 
@@ -568,6 +568,13 @@ def test_maximize_closure_schedule_and_tensor_lr():
         schedule.step()
         last = optimizer.step(closure).item()
     assert last < 0.1 * first
+
+
+def test_the_old_spelling_of_centered_is_accepted():
+    with pytest.warns(FutureWarning, match="centered, as in PyTorch"):
+        optimizer = KroneckerNavigator([torch.nn.Parameter(torch.zeros(2, 2))], centred=True)
+    assert optimizer.param_groups[0]["centered"] is True
+    assert "centred" not in optimizer.param_groups[0]
 
 
 def test_groups_override():

@@ -234,3 +234,13 @@ def test_parameters_are_asked_for_only_when_needed():
     for optimizer in (navigator(0.01, weight_decay=0.1), from_rule(zoo.AdamW())):
         with pytest.raises(ValueError, match=r"update\(grads, state, params\)"):
             run(optimizer, needs=False)
+
+
+def test_arguments_meant_for_others_are_accepted():
+    """A loop that passes the loss for a line search or a plateau works with ours, too."""
+    params, grads = {"b": jnp.ones(2)}, {"b": jnp.array([0.5, -1.0])}
+    for optimizer in (navigator(0.01), ballistic(), from_rule(zoo.Adam())):
+        state = optimizer.init(params)
+        plain, _ = optimizer.update(grads, state, params)
+        got, _ = optimizer.update(grads, state, params, value=1.0)
+        assert gap(got, plain) == 0

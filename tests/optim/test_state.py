@@ -15,7 +15,15 @@ from lossnav.optim.torch import (  # noqa: E402
     WeightUncertainty,
 )
 
-CLASSES = [Navigator, Ballistic, WeightUncertainty]
+
+class Uncertain(WeightUncertainty):
+    """Knows how many examples are in its batches, as it must."""
+
+    def __init__(self, params, lr=3e-3, **settings):
+        super().__init__(params, lr, **{"batch_size": 2, **settings})
+
+
+CLASSES = [Navigator, Ballistic, Uncertain]
 SHAPES = {"a": (4, 3), "b": (3,), "c": ()}
 
 
@@ -67,7 +75,7 @@ def clones(params):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_run_goes_on_exactly_as_if_never_stopped(cls, dtype, form):
     params = parameters(dtype)
-    pulled = {"reset": 0.5} if cls is WeightUncertainty else {"weight_decay": 0.1}
+    pulled = {"reset": 0.5} if cls is Uncertain else {"weight_decay": 0.1}
     optimizer = cls(params.values(), 1e-2, **pulled, **form)
     step(optimizer, params, times=3)
     others = clones(params)
@@ -147,7 +155,8 @@ def wrong_states():
         return optimizer.state_dict()
 
     yield "SGD", state(torch.optim.SGD), "has no|have no"
-    yield "AdamW", state(torch.optim.AdamW), "not saved by Navigator"
+    yield "AMSGrad", state(torch.optim.AdamW, amsgrad=True), "of AMSGrad"
+    yield "L2 penalty", state(torch.optim.Adam, weight_decay=0.1), "penalty in the loss"
     yield "Ballistic", state(Ballistic), "not saved by Navigator"
     yield "other shapes", state(Navigator, {**SHAPES, "b": (5,)}), r"shape \(5,\), but \(3,\)"
     yield "late other shape", state(Navigator, {**SHAPES, "c": (1,)}), r"shape \(1,\), but \(\)"
@@ -170,6 +179,15 @@ def wrong_states():
     bad = state(Navigator)
     bad["param_groups"][0]["betas"] = (2.0, 0.9)
     yield "bad values", bad, r"betas\[0\] is 2"
+    diverged = state(Navigator)
+    diverged["state"][1]["mean"][2] = torch.nan
+    yield "NaN", diverged, "mean of .*'b'.* holds NaN"
+    stray = state(Navigator)
+    stray["state"][77] = stray["state"][0]
+    yield "unknown index", stray, "memory of 77"
+    text = state(Navigator)
+    text["state"][2]["variance"] = "much"
+    yield "text", text, "variance of .*'c'.* is a str"
 
 
 @pytest.mark.parametrize(

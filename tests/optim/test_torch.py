@@ -1,6 +1,9 @@
 """Navigator and Ballistic against the optimizers they contain, the pure rule, and each other."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -94,11 +97,11 @@ def _nadam(beta1):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_centred_is_adabelief(form):
+def test_centered_is_adabelief(form):
     reference = pytest.importorskip("pytorch_optimizer").AdaBelief
     # The reference adds eps to its memory as well, at each step: it is made too small to be seen.
     settings = {"lr": 1e-2, "eps": 1e-30}
-    own = {"centred": True, **ADAMW, **settings}
+    own = {"centered": True, **ADAMW, **settings}
     ours = trained(lambda p: Navigator(p, **own, **FORMS[form]), torch.float64)
     theirs = trained(lambda p: reference(p, rectify=False, **settings), torch.float64)
     assert gap(ours, theirs) < 1e-9
@@ -141,15 +144,15 @@ MEMBERS = list(
 )
 
 
-@pytest.mark.parametrize(("gamma", "gain", "centred", "nesterov", "bent"), MEMBERS)
+@pytest.mark.parametrize(("gamma", "gain", "centered", "nesterov", "bent"), MEMBERS)
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float32, 3e-6), (torch.float64, 1e-13)])
-def test_every_form_is_the_pure_rule(gamma, gain, centred, nesterov, bent, dtype, tol):
+def test_every_form_is_the_pure_rule(gamma, gain, centered, nesterov, bent, dtype, tol):
     same = {"lr": 1e-2, "betas": (0.9, 0.99), "gamma": gamma, "gain": gain, "nesterov": nesterov,
             "saturation": bent[0], "shared": bent[1], "weight_decay": 0.1}  # fmt: skip
-    rule = BeliefRule.practical(**same, second="centred" if centred else "plain")
+    rule = BeliefRule.practical(**same, second="centered" if centered else "plain")
     pure = trained(lambda p: ByRule(p, rule), dtype)
     for name, flags in FORMS.items():
-        ours = trained(lambda p, f=flags: Navigator(p, **same, centred=centred, **f), dtype)
+        ours = trained(lambda p, f=flags: Navigator(p, **same, centered=centered, **f), dtype)
         assert gap(ours, pure) < tol, name
 
 
@@ -198,7 +201,7 @@ def test_saturation_follows_the_schedule(form):
 def test_maximize_climbs(form):
     for settings in (
         {},
-        {"centred": True, "nesterov": True},
+        {"centered": True, "nesterov": True},
         {"gain": "kalman", "saturation": 1.0},
     ):
         p, q = (torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
@@ -293,26 +296,9 @@ def test_large_tensors_are_shared_out_over_threads():
     assert gap(results[0], single) < 2e-6
 
 
-def test_threads_of_our_own_where_there_is_no_openmp(monkeypatch):
-    from lossnav.optim.torch import threads as _torch_threads
-
-    shapes = [(200_000,)]
-    team = trained(lambda p: Navigator(p, fused=True), shapes=shapes)
-    monkeypatch.setattr(_torch_threads, "_team", lambda: None)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        own = trained(lambda p: Navigator(p, fused=True), shapes=shapes)
-    finally:
-        torch.set_num_threads(before)
-    assert gap(team, own) == 0
-
-
 def test_without_numba(monkeypatch):
     """AdamW's settings go to PyTorch's fused kernel; others say what is missing, and None works."""
-    from lossnav.optim.torch import step as _torch_step
-
-    monkeypatch.setattr(_torch_step, "kernels", lambda: None)
+    monkeypatch.setattr(family, "kernels", lambda: None)
     ours = trained(lambda p: Navigator(p, 1e-2, weight_decay=0.1, fused=True, **ADAMW))
     adamw = trained(lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1))
     assert gap(ours, adamw) < 1e-6
@@ -383,17 +369,67 @@ def test_lists_take_a_typical_variance_that_is_known(t):
     """What sharded tensors are given: lists make the steps of one tensor at a time."""
     generator = torch.Generator().manual_seed(t)
     x, g, m, v = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    group = {
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "saturation": 1.5,
-        "shared": 0.3,
-    }
-    form = family.form_of(group)
-    n = family.numbers(form, group, 0.01, t, 0.02, None)
+    rule = BeliefRule.practical(
+        0.01, betas=(0.9, 0.99), weight_decay=0.1, saturation=1.5, shared=0.3
+    )
+    n = rule.scalars(float(t), 0.01, 0.02)
     scale = torch.tensor(0.7, dtype=torch.float64)
-    expected = family.advance(form, n, x, g, m, v * v, None, scale)
+    expected = family.advance(rule, n, x, g, m, v * v, scale)
     lists = [[x.clone()], [g.clone()], [m.clone()], [v * v]]
-    family.advance_lists(form, [n], *lists, [scale])
+    family.advance_lists(rule, [n], *lists, scale.reshape(1))
     torch.testing.assert_close(lists[0][0], expected[0], rtol=1e-12, atol=0)
+
+
+def test_the_old_spelling_of_centered_warns_and_loads():
+    p = torch.nn.Parameter(torch.ones(2))
+    with pytest.warns(FutureWarning, match="now spelled centered"):
+        old = Navigator([p], centred=True)
+    with pytest.warns(FutureWarning, match="now spelled centered"):
+        group = Navigator([{"params": [p], "centred": True}])
+    assert all(o.param_groups[0]["centered"] is True for o in (old, group))
+    with pytest.warns(FutureWarning, match='second="centered"'):
+        assert BeliefRule(dt=0.1, second="centred").second == "centered"
+    p.grad = torch.ones(2)
+    old.step()
+    saved = old.state_dict()
+    saved["param_groups"][0]["centred"] = saved["param_groups"][0].pop("centered")
+    new = Navigator([p])
+    new.load_state_dict(saved)
+    assert new.param_groups[0]["centered"] is True
+    assert "centred" not in new.param_groups[0]
+
+
+DAMAGED = """
+import warnings, torch
+from lossnav.optim.torch import Navigator
+p = torch.nn.Parameter(torch.ones(9))
+p.grad = torch.ones(9)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    optimizer = Navigator([p], fused=True)
+    optimizer.step()
+    optimizer.step()
+print(p[0].item() < 1, [str(w.message)[:35] for w in caught if w.category is RuntimeWarning])
+"""
+
+
+def test_a_damaged_cache_of_compiled_code_is_not_used(tmp_path):
+    pytest.importorskip("numba")
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-c", DAMAGED],
+            env=environment,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    assert run() == "True []"
+    files = [path for path in tmp_path.rglob("*.nb?") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[:200])
+    assert run() == "True ['The compiled code that numba keeps ']"

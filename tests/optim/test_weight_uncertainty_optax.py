@@ -126,7 +126,7 @@ def test_priors_are_those_of_the_nearest_matrix():
 def test_noise_and_draws_have_the_variance_that_is_believed():
     params = jnp.zeros((40, 40))
     optimizer = weight_uncertainty(
-        0.05, noise=1.0, prior_variance=0.3, pull=1.0, prior_rate=0.0, balance=False
+        0.05, batch_size=2, noise=1.0, prior_variance=0.3, pull=1.0, prior_rate=0.0, balance=False
     )
     state = optimizer.init(params)
 
@@ -177,7 +177,8 @@ def test_momentum_may_be_injected(momentum):
     fixed = ("inertia", "volatility", "noise", "seed")
     injected = optax.inject_hyperparams(weight_uncertainty, static_args=fixed)
     params, results = jnp.ones((2, 3)), []
-    for optimizer in (injected(momentum=momentum), weight_uncertainty(momentum=momentum)):
+    settings = {"momentum": momentum, "batch_size": 1}
+    for optimizer in (injected(**settings), weight_uncertainty(**settings)):
         x, state = params, optimizer.init(params)
         for t in range(4):
             grads = jnp.full_like(x, 0.1 * (-1) ** t + 0.02)
@@ -192,7 +193,7 @@ def test_momentum_may_be_injected(momentum):
     [
         (lambda: weight_uncertainty(curvature="gnn"), "Did you mean 'ggn'"),
         (lambda: weight_uncertainty(k=0.0), "k is 0"),
-        (lambda: weight_uncertainty(signal_rate=2.0), "signal_rate is 2.0, but it must be from 0 to 1"),
+        (lambda: weight_uncertainty(signal_rate=2.0), "signal_rate is 2, but it is a share: at most one"),
         (lambda: weight_uncertainty(reset=2.0), "share of the prior variance"),
         (lambda: weight_uncertainty(nonfinite="stop"), "not finite"),
         (lambda: weight_uncertainty().update(jnp.ones(1), weight_uncertainty().init(jnp.ones(1))), "depends on the parameters"),
@@ -200,10 +201,21 @@ def test_momentum_may_be_injected(momentum):
             lambda: weight_uncertainty(curvature="ggn").update(
                 jnp.ones(1), weight_uncertainty().init(jnp.ones(1)), jnp.ones(1)
             ),
-            "needs what each example says",
+            "needs statistics of the examples",
         ),
     ],
 )  # fmt: skip
 def test_refusals(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_the_size_of_a_batch_is_asked_for_and_single_examples_warn():
+    params = jnp.ones((40, 50))
+    optimizer = weight_uncertainty()
+    state = optimizer.init(params)
+    with pytest.raises(ValueError, match=r"examples in a batch is not known.*batch_size=\.\.\."):
+        optimizer.update(jnp.ones_like(params), state, params)
+    optimizer.update(jnp.ones_like(params), state, params, batch_size=4)
+    with pytest.warns(UserWarning, match="2000 weights rests on k = 940 examples"):
+        weight_uncertainty(batch_size=1).init(params)

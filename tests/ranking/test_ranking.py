@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 import lossnav as ln
-from lossnav.ranking import comparison, paths, rank
+from lossnav.ranking import comparison, rank
 
 OBJECTIVE = ln.Objective(ln.Quadratic([[4.0, 1.0], [1.0, 1.0]]), eta=0.7, k=1.3, gamma=0.5)
 START = np.array([1.0, -2.0])
@@ -339,7 +339,7 @@ def test_the_endless_path_stands_in(monkeypatch):
             raise ValueError("not at this horizon.")
         return ln.solve(objective, theta0)
 
-    monkeypatch.setattr(paths, "solve", solve)
+    monkeypatch.setattr(comparison, "solve", solve)
     ranking = rank([ln.learning_rule(OBJECTIVE, 0.1)], OBJECTIVE, START, 20)
     assert not ranking.optimal.bound
     assert ranking.best.distance < 1e-12
@@ -353,11 +353,12 @@ def test_a_solver_that_is_beaten_says_so(monkeypatch):
         path = ln.solve(objective, theta0, horizon)
         return replace(path, J=path.J + 1.0)
 
-    monkeypatch.setattr(paths, "solve", solve)
+    monkeypatch.setattr(comparison, "solve", solve)
     ranking = rank([ln.learning_rule(OBJECTIVE, 0.1)], OBJECTIVE, START, 20)
     assert not ranking.optimal.bound
     assert (
-        ranking.status == "A rule's path costs less than the path found, which is a local optimum."
+        ranking.status
+        == "A rule's path costs less than the path of the solver, which is a local optimum."
     )
 
 
@@ -461,7 +462,24 @@ def test_costs_are_the_objectives():
     t = np.cumsum(rng.uniform(0.01, 0.1, 12))
     t -= t[0]
     theta = rng.normal(size=(12, 2))
-    J, _, error = paths.path_cost(OBJECTIVE, t, theta)
+    J, _, error = comparison.path_cost(OBJECTIVE, t, theta)
     assert pytest.approx(OBJECTIVE.J(t, theta), rel=1e-10) == J
     assert error < 1e-9
-    assert comparison.rank is rank
+
+
+def test_the_figure_has_a_bar_for_each_rule_and_a_line_for_the_optimum():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    rules = {"slow": descent(0.01), "good": descent(0.1), "wild": descent(1e3)}
+    ranking = rank(rules, OBJECTIVE, START, 50, dt=0.1)
+    ax = ranking.plot()
+    lengths = {tick.get_text(): bar.get_width() for tick, bar in zip(
+        ax.get_yticklabels(), ax.patches, strict=True
+    )}  # fmt: skip
+    assert lengths == pytest.approx(
+        {"good": ranking["good"].J, "slow": ranking["slow"].J, "wild": 0}
+    )
+    assert [text.get_text() for text in ax.texts] == [ranking["wild"].status]
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(ranking.optimal.J)
+    assert ranking.plot(ax) is ax
+    assert repr(ranking) == str(ranking)
+    pyplot.close(ax.figure)

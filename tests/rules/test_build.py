@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.linalg import solve_discrete_are
 
 import lossnav as ln
 from lossnav.problem.belief import Adaptive, adaptive, belief_of, weight_uncertainty
@@ -14,6 +15,7 @@ from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
 from lossnav.rules.sources import OfLoss
+from lossnav.solvers.curvature import decay_rate
 
 H = np.array([[2.0, 0.5], [0.5, 1.0]])
 G = np.array([[2.0, 0.3], [0.3, 1.0]])
@@ -181,11 +183,62 @@ def test_a_straight_plan_with_look_ahead_is_navigator(shared):
     Gamma = gamma / (2 * math.sqrt(eta * k * kappa))
     ours = Navigator(
         [theta], math.sqrt(eta * k / kappa) * dt / (1 + c), betas=(0.9, 0.9), gamma=Gamma, eps=0.0,
-        centred=True, saturation=c, shared=shared,
+        centered=True, saturation=c, shared=shared,
     )  # fmt: skip
     theta.grad = torch.tensor(g)
     ours.step()
     np.testing.assert_allclose(theta.detach().numpy(), step(rule, g, np.zeros(3)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+@pytest.mark.parametrize("dt", [0.01, 1.0, 20.0])
+def test_without_discount_beliefs_are_filtered(alpha, dt):
+    """The steady Kalman filter of the Ornstein-Uhlenbeck prior, by SciPy's Riccati solver."""
+    xi, sigma = (0.3, 0.2), (1.5, 2.0)
+    objective = adaptive(np.zeros(3), kappa=0.5, alpha=(alpha, alpha), xi=xi, sigma=sigma, eta=0.7)
+    rule = learning_rule(objective, dt)
+    for i, loss in ((0, 1 - rule.gain.beta1), (1, 1 - rule.beta2)):
+        a, R = math.exp(-alpha * dt), sigma[i] ** 2 / dt
+        spread = (1 - a**2) / (2 * alpha) if alpha else dt
+        P = solve_discrete_are(a, 1.0, xi[i] ** 2 * spread, R).item()
+        K = P / (P + R)
+        assert 1 - loss == pytest.approx((1 - K) * a, rel=1e-10)
+        share = rule.eta / 0.7 if i == 0 else rule.eta * rule.kappa / (0.7 * 0.5)
+        assert share * loss == pytest.approx(K, rel=1e-10)
+        if not alpha:
+            assert loss == pytest.approx(
+                2 / (1 + math.sqrt(1 + 4 * R / (xi[i] ** 2 * dt))), rel=1e-10
+            )
+            if dt < 0.1:  # the rate of the optimal path of m, whose curvature is 1/sigma**2
+                rate = decay_rate(np.array(1 / sigma[i] ** 2), eta=xi[i] ** 2, k=1.0, gamma=0.0)
+                assert loss == pytest.approx(rate * dt, rel=1e-2)
+
+
+def test_without_discount_the_rule_is_that_of_navigator():
+    """At every step, if kappa is stated such that z of a typical coordinate is c."""
+    dt, c, shared, lr = 1.0, 4.0, 0.5, 0.01
+    xi = tuple(math.sqrt(K**2 / (1 - K)) for K in (0.1, 0.001))  # sigma = dt = 1
+    settings = {"plan": "straight", "look_ahead": True, "shared": shared}
+    practical = BeliefRule.practical(
+        lr, betas=(0.9, 0.999), eps=0.0, saturation=c, shared=shared, nesterov=True,
+        second="centered",
+    )  # fmt: skip
+    rng, theta = np.random.default_rng(0), np.zeros(5)
+    state = other = None
+    scales = np.array([0.1, 0.5, 1.0, 2.0, 5.0])
+    for t in range(1, 31):
+        g = scales * rng.normal(0.5, 1.0, 5)
+        mean = np.mean(state["v"]) / (1 - 0.999 ** (t - 1)) if state else np.mean((0.9 * g) ** 2)
+        kappa = c / ((1 + c) * lr * math.sqrt(mean))
+        # eta such that sqrt(eta k / kappa) dt is the longest step
+        eta = kappa * ((1 + c) * lr) ** 2
+        objective = adaptive(np.zeros(5), kappa=kappa, alpha=(0.0, 0.0), xi=xi, eta=eta, gamma=0.0)
+        rule = learning_rule(objective, dt, **settings)
+        state = state or rule.init(theta)
+        other = other or practical.init(theta)
+        ours, state = rule.update(g, state, theta)
+        theirs, other = practical.update(g, other, theta)
+        assert ours == pytest.approx(theirs, rel=1e-10)
 
 
 def test_settings_of_beliefs_can_be_found_again():
@@ -214,7 +267,6 @@ def test_settings_of_beliefs_can_be_found_again():
         (ln.Objective(LOSS, discount=lambda t: 1 / (1 + t)), {}, "needs the discount exp"),
         (ln.Objective(LOSS, drift=ln.Rotation(1.0)), {"curvature": "lanczos"}, "cannot be \"lanczos\""),
         (weight_uncertainty(LOSS), {"metric": G}, "have the metric of Fisher"),
-        (adaptive([0.3]), {}, "gamma is 0"),
         (adaptive([0.3], gamma=1.0), {"plan": "curved"}, "plan"),
         (ln.Objective(LOSS), {"plan": "straight"}, "a learner who averages gradients"),
         (adaptive([0.3], gamma=1.0), {"dt": 1.0}, r"1 - beta1 .* is 1\.1.*dt <= 0\.909"),

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from scipy.linalg import expm
 
 import lossnav as ln
-from lossnav.rules.averages import SquaredGradients
 from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.local import LocalRule
-from lossnav.rules.sources import OfLoss
+from lossnav.rules.sources import OfLoss, SquaredGradients
 from lossnav.solvers.curvature import Lanczos
 
 H = np.array([[2.0, 0.5], [0.5, 1.0]])

@@ -12,10 +12,9 @@ from hypothesis.extra.numpy import arrays
 from scipy.linalg import expm, sqrtm
 
 import lossnav as ln
-from lossnav.rules.averages import Hutchinson, SquaredGradients, signs
 from lossnav.rules.local import LocalRule
 from lossnav.rules.operators import Blocks, Kronecker, operator
-from lossnav.rules.sources import OfLoss
+from lossnav.rules.sources import Hutchinson, OfLoss, SquaredGradients, signs
 from lossnav.solvers.curvature import Dense, Diagonal, Lanczos
 
 C = {"eta": 0.7, "k": 1.3}

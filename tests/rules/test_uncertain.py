@@ -7,9 +7,16 @@ import pytest
 import sympy
 
 import lossnav as ln
-from lossnav.paper.figures.transients import SWITCHES
+from lossnav.paper.figures.uncertainty import SWITCHES
 from lossnav.problem.belief import weight_uncertainty
-from lossnav.rules.uncertain import UncertainRule, variance_rate
+from lossnav.rules.uncertain import (
+    Observed,
+    UncertainRule,
+    UncertainWeightsRule,
+    signal_shares,
+    variance,
+    variance_rate,
+)
 
 
 def velocity(rule, grad, mu):
@@ -263,3 +270,55 @@ def test_it_says_what_it_assumes():
     rule = ln.learning_rule(weight_uncertainty(ln.Quadratic(1.0), gamma=2.0))
     for words in ("normal distribution", "entropy is worth having", "about 0.5 units", "Fisher"):
         assert words in rule.assumptions
+
+
+# The practical step.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.0}, {"balance": False}, {"curvature": "ggn"}, {"inertia": 0.7, "volatility": 1.0}],
+    ids=str,
+)  # fmt: skip
+def test_the_practical_step_is_that_of_the_optimizer(settings):
+    """By NumPy, against PyTorch's optimizer: by its kernel, or by tensors where that has no inertia."""
+    torch = pytest.importorskip("torch")
+    from lossnav.optim.torch import WeightUncertainty
+
+    rng = np.random.default_rng(0)
+    shapes = [(5, 3), (3, 4)]
+    thetas = [rng.normal(size=shape) for shape in shapes]
+    params = [torch.nn.Parameter(torch.tensor(x)) for x in thetas]
+    optimizer = WeightUncertainty(params, 0.005, batch_size=8, **settings)
+    rule = UncertainWeightsRule(0.005, batch_size=8, **settings)
+    states = [rule.init(x) for x in thetas]
+    measured = rule.curvature == "ggn"
+    for _ in range(30):
+        grads = [0.02 * rng.normal(size=shape) + 0.01 for shape in shapes]
+        squares = [g**2 + 1e-3 * rng.random(g.shape) for g in grads]
+        if measured:
+            given = [{p: torch.tensor(a) for p, a in zip(params, squares, strict=True)}] * 2
+            optimizer.observe(*given, batch_size=8)
+        q = [1.0] * len(thetas)
+        if rule.balance:
+            q = signal_shares(
+                *(np.array([s[name] for s in states]) for name in ("signal", "scatter"))
+            )
+        for i, (p, g) in enumerate(zip(params, grads, strict=True)):
+            p.grad = torch.tensor(g)
+            seen = Observed(8, squares[i], squares[i]) if measured else None
+            step, states[i] = rule.update(g, states[i], thetas[i], q=q[i], observed=seen)
+            thetas[i] = thetas[i] + step
+        optimizer.step()
+    for p, x, state in zip(params, thetas, states, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-10)
+        np.testing.assert_allclose(optimizer.variance(p).numpy(), variance(state), rtol=1e-9)
+
+
+def test_the_practical_rule_asks_for_numbers_to_draw_and_says_what_it_assumes():
+    rule = UncertainWeightsRule(batch_size=1, noise=1.0)
+    with pytest.raises(ValueError, match="pass draw to update"):
+        rule.update(np.ones(2), rule.init(np.ones(2)), np.ones(2))
+    step, _ = rule.update(np.ones(2), rule.init(np.ones(2)), np.ones(2), draw=np.zeros_like)
+    assert np.isfinite(step).all()
+    assert "a prior whose mean follows the weights" in rule.assumptions

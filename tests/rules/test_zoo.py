@@ -408,3 +408,9 @@ def test_amsgrad_never_forgets():
         step, state = rule.update(g, state, theta)
     assert float(step.abs()) == pytest.approx(late[False]) == pytest.approx(1e-3, rel=1e-3)
     assert late[True] < 2e-4
+
+
+def test_rules_show_their_formula_in_notebooks():
+    assert zoo.Adam()._repr_latex_() == r"$\Delta\theta=-\ell\,\frac{m}{\sqrt{v}+\epsilon}$"
+    assert r"\frac{1}{1+z}" in BeliefRule.practical(saturation=1.0)._repr_latex_()
+    assert "G^{-1/2}" in ln.LocalRule(0.1, np.ones(2), metric=np.ones(2))._repr_latex_()

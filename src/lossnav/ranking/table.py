@@ -1,4 +1,4 @@
-"""Ranking: the rows of a comparison, and how they are shown."""
+"""Ranking: the rows of a comparison, and their table, figure and files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.solvers.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,25 +25,19 @@ class Row:
     """One rule of a `Ranking`; with noise, means over the seeds.
 
     Attributes:
-        name: What the rule is called.
-        J: The cost of its path, on the true loss; infinite if it did not come to the end.
-        J_error: Standard error of J over the seeds, zero with one seed.
-        spread: Standard deviation of J over the seeds, zero with one seed.
-        quadrature: Estimated error of the integral that J is.
-        regret: J minus the optimal path's; NaN without a reference.
-        behind: J minus that of the best row, seed by seed, on average.
-        behind_error: Its standard error; the rules share the noise of each seed.
-        loss: The loss where the path ends; NaN if it did not come to the end.
-        loss_error: Its standard error over the seeds.
-        kinetic: The part of J that is the cost of motion.
-        share: ``kinetic / J``; NaN where the loss's part of J is negative.
-        distance: Largest distance from the optimal path at the same time.
-        rms: Root of the mean square of that distance over time.
+        name: Name of the rule.
+        J: Cost of its path on the true loss; infinite if it ended early.
+        J_error, spread: Standard error and standard deviation of J over the seeds.
+        quadrature: Estimated error of the integral J.
+        regret: J minus that of the optimal path; NaN without a reference.
+        behind, behind_error: J minus that of the best row, paired by seed: mean, standard error.
+        loss, loss_error: Loss at the end of the path, and its standard error over the seeds.
+        kinetic, share: Kinetic part of J, and its share; NaN where the loss's part is negative.
+        distance, rms: Largest and root-mean-square distance from the optimal path, over time.
         dt: Time between the steps of the rule.
-        gradients: Gradients looked at, on average.
-        diverged: Number of seeds in which the path did not come to the end.
-        seeds: Number of seeds.
-        status: Empty, or what went wrong.
+        gradients: Gradient evaluations, on average.
+        diverged, seeds: Number of seeds whose path ended early, and of all seeds.
+        status: Empty, or a sentence on what went wrong.
         each: J for each seed.
     """
 
@@ -68,13 +65,12 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Optimal:
-    """The path that the rules are held against.
+    """The path that the rules are compared with.
 
     Attributes:
-        J: Its cost over the horizon of the ranking.
-        error: Estimated error of J.
-        sampled: What J becomes if the path is known every ``dt`` only, and joined by straight pieces.
-            Between two rules, less than ``sampled - J`` is a matter of the pieces.
+        J, error: Its cost over the horizon of the ranking, and the estimated error.
+        sampled: J of the straight segments between its points every ``dt``. A difference of less
+            than ``sampled - J`` between two rules is a matter of the segments.
         bound: Whether no path can cost less than ``J - error``, as far as the solver knows.
         status: How the solve ended.
         path: The path itself.
@@ -88,16 +84,16 @@ class Optimal:
     path: Trajectory = field(repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranking:
-    """Rules compared under one objective, from the lowest J to the highest; made by `rank`.
+    """Rules compared under one objective, sorted by J; the result of `rank`.
 
     ``ranking["adam"]`` is the row of that name; ``print(ranking)`` shows a table.
 
     Attributes:
         rows: One `Row` for each rule, the best first.
         optimal: The optimal path over the same horizon, or None.
-        status: How the optimal path was found, or why there is none.
+        status: How the optimal path was computed, or why there is none.
         paths: For each rule the times ``(N + 1,)`` and the points ``(seeds, N + 1, D)``; NaN after
             the end of a path that stopped early.
         dt: Time between the steps of a rule that has none of its own.
@@ -151,9 +147,7 @@ class Ranking:
         if self.optimal is not None:
             columns["regret"] = lambda row: _text(row.regret, 3)
         columns["final loss"] = lambda row: _text(row.loss, 4)
-        columns["kinetic"] = lambda row: (
-            "-" if math.isnan(row.share) else f"{100 * row.share:.1f} %"
-        )
+        columns["kinetic"] = lambda row: _text(100 * row.share, 1, "f", " %")
         if self.optimal is not None:
             columns["distance"] = lambda row: _text(row.distance, 3)
             columns["rms"] = lambda row: _text(row.rms, 3)
@@ -171,13 +165,14 @@ class Ranking:
         if self.optimal is not None:
             best = self.optimal
             lines.append(
-                f"optimal path: J = {best.J:.6g} ({best.sampled:.6g} in straight pieces). {self.status}"
+                f"optimal path: J = {best.J:.6g} ({best.sampled:.6g} in straight segments). "
+                f"{self.status}"
             )
         elif self.status:
             lines.append(f"no optimal path to compare with: {self.status}")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         heads, body = self.cells()
         widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
         left = {"rule", "note"}
@@ -198,8 +193,36 @@ class Ranking:
         below = html.escape(self.caption()).replace("\n", "<br>")
         return f"<table><thead><tr>{top}</tr></thead><tbody>{inner}</tbody></table><p>{below}</p>"
 
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw J of each rule as a bar, with its standard error, beside the J of the optimal path.
+
+        Args:
+            ax: Axes of matplotlib to draw into; new ones by default.
+
+        Returns:
+            The axes.
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=(6, 1 + 0.4 * len(self)), layout="constrained")
+        shown = [row for row in self.rows if math.isfinite(row.J)]
+        errors = [row.J_error for row in shown] if self.noisy else None
+        ax.barh([row.name for row in shown], [row.J for row in shown], xerr=errors, color="C0")
+        for row in self.rows[len(shown) :]:
+            ax.barh(row.name, 0.0)
+            ax.annotate(
+                row.status, (0.01, row.name), xycoords=("axes fraction", "data"), va="center"
+            )
+        if self.optimal is not None:
+            ax.axvline(self.optimal.J, color="C3", label=f"optimal path, {self.optimal.J:.4g}")
+            ax.legend(loc="lower right")
+        ax.invert_yaxis()
+        ax.set_xlabel(f"J over the horizon {self.horizon:.4g}")
+        return ax
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the paths as numbers, text and lists; None where a number is not finite."""
+        """All but the paths as plain numbers, text and lists; None where not finite."""
         found = {"horizon": self.horizon, "dt": self.dt, "noisy": self.noisy, "status": self.status}
         best = self.optimal
         names = ("J", "error", "sampled", "bound", "status")
@@ -230,8 +253,8 @@ def _behind(row: Row) -> str:
     return "0" if abs(row.behind) <= 1e-12 * abs(row.J) else _pair(row.behind, row.behind_error)
 
 
-def _text(value: float, digits: int) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}g}"
+def _text(value: float, digits: int, form: str = "g", unit: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}{form}}{unit}"
 
 
 def _pair(value: float, error: float) -> str:

@@ -5,12 +5,16 @@ from lossnav.rules.base import Rule
 from lossnav.rules.build import learning_rule
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.drifted import DriftedRule
+from lossnav.rules.horizon import HorizonRule
 from lossnav.rules.local import LocalRule
+from lossnav.rules.lqg import LQGRule
 from lossnav.rules.uncertain import UncertainRule
 
 __all__ = [
     "BeliefRule",
     "DriftedRule",
+    "HorizonRule",
+    "LQGRule",
     "LocalRule",
     "Rule",
     "UncertainRule",

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import array_api_compat
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 
 from lossnav.rules.base import Array
+
+_namespaces: dict[type, Any] = {}
+
+
+def array_namespace(x: Array) -> Any:
+    """The array API of ``x``, as ``array_api_compat`` has it, in a form torch.compile can trace."""
+    kind = type(x)
+    if kind not in _namespaces:
+        _namespaces[kind] = array_api_compat.array_namespace(x)
+    return _namespaces[kind]
 
 
 def like(values: Array, x: Array) -> Array:

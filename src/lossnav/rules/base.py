@@ -9,18 +9,18 @@ from typing import Any
 Array = Any
 """An array of NumPy, PyTorch or JAX."""
 State = dict[str, Any]
-"""The memory of a rule: a flat dict of arrays and numbers, which any checkpoint can store."""
+"""The state of a rule: a flat dict of arrays and numbers, which any checkpoint can store."""
 
 
 @dataclass(frozen=True)
 class Rule(abc.ABC):
-    """A learning rule: a pure map from what was seen to the next step.
+    """A learning rule: a pure function from a gradient and a state to the next step.
 
-    It holds constants only. Its memory is ``state``, passed in and out, so a rule can be traced,
-    compiled, copied and run on the arrays of NumPy, PyTorch and JAX alike.
+    It holds constants only. Its state is passed in and out, so a rule can be traced, compiled,
+    copied, and run on arrays of NumPy, PyTorch and JAX alike.
 
     Args:
-        dt: Time between steps, positive.
+        dt: Step size (time between steps), positive.
 
     Examples:
         >>> class Descent(Rule):
@@ -36,11 +36,11 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def init(self, theta: Array) -> State:
-        """The memory held before the first gradient at ``theta``."""
+        """The state before the first gradient at ``theta``."""
 
     @abc.abstractmethod
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
-        """The step to add to ``theta``, and the memory to keep; nothing is changed in place."""
+        """The step to add to ``theta``, and the new state; nothing is changed in place."""
 
     @property
     def assumptions(self) -> str:

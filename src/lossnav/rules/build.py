@@ -8,15 +8,16 @@ from typing import Any, Literal
 import numpy as np
 
 from lossnav._base import checks
-from lossnav.problem.belief import Adaptive, WeightUncertainty, belief_of
+from lossnav.problem.belief import Adaptive, Gaussian, WeightUncertainty, belief_of
 from lossnav.problem.geometry import ConstantMetric, Decay
 from lossnav.problem.objective import Objective
-from lossnav.rules.averages import Hutchinson, SquaredGradients
 from lossnav.rules.base import Rule
 from lossnav.rules.drifted import DriftedRule
+from lossnav.rules.horizon import HorizonRule
 from lossnav.rules.local import LocalRule
+from lossnav.rules.lqg import LQGRule
 from lossnav.rules.operators import operator
-from lossnav.rules.sources import OfLoss, Source, as_source
+from lossnav.rules.sources import Hutchinson, OfLoss, Source, SquaredGradients, as_source
 
 _FORMS = ["exact", "diagonal", "lanczos", "squares", "hutchinson"]
 
@@ -32,39 +33,49 @@ def learning_rule(
     look_ahead: bool = False,
     shared: float = 0.0,
     variance: Any = None,
+    horizon: float | None = None,
+    belief: Gaussian | None = None,
 ) -> Rule:
-    r"""The learning rule that is optimal under an Objective, when the learner looks again after ``dt``.
+    r"""The learning rule that is optimal under an Objective, if the learner replans after ``dt``.
 
-    A learner who sees a gradient and believes the curvature plans the whole future with them, goes along
-    the plan for ``dt``, and plans again. Without drift the rule is a `LocalRule` (gradient descent to
+    At each gradient the learner plans the whole future with its model of the curvature, follows the
+    plan for ``dt``, and plans again. Without drift the rule is a `LocalRule` (gradient descent to
     Newton, with or without a metric); with drift, a `DriftedRule`; for an Objective made by
-    `lossnav.problem.belief.adaptive`, the `BeliefRule` of a relative of Adam; and for one made by
-    `lossnav.problem.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and whose memory has the
-    variance. ``rule.assumptions`` says it in words.
+    `lossnav.problem.belief.adaptive`, a `BeliefRule`, a relative of Adam (with the steady Kalman
+    gain of its prior if gamma is 0, and in the paper's limit of slow beliefs otherwise); for one
+    made by
+    `lossnav.problem.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and
+    whose state has the variance. With a ``horizon`` it is a `HorizonRule`, which knows the time
+    that is left; with a ``belief``, an `LQGRule`, which filters noisy gradients before it plans.
+    ``rule.assumptions`` puts them in words.
 
     Args:
-        objective: What the learner assumes. Its loss gives the curvature; the gradient comes with each
+        objective: The assumptions. Its loss gives the curvature; the gradient comes with each
             ``update`` and may be noisy. The discount must be ``exp(-gamma t)``.
-        dt: Time between steps, positive; ``math.inf`` goes to the end of each plan.
-        curvature: ``"exact"``, the loss's Hessian at theta; ``"diagonal"``, its diagonal; ``"lanczos"``,
-            products with it alone, for very many coordinates; ``"squares"`` and ``"hutchinson"``, running
-            beliefs about the diagonal; or anything that `LocalRule` takes, such as a callable of theta, an
-            array, a tuple of Kronecker factors, or a `lossnav.rules.network_curvature.GaussNewton`.
-        metric: A metric that an Objective cannot hold, in the same forms, in place of its own.
-        negative: What stands in for curvature without a best path: see `LocalRule`.
-        plan: For a belief, how the next ``dt`` is gone: along the optimal ``"path"``, or by one
-            ``"straight"`` move and the optimal path from where it ends.
-        look_ahead: For a belief, take the mean gradient as it will be where the step lands (Nesterov). With
-            this, ``plan="straight"`` and a kappa by the size of gradients, the rule is
+        dt: Step size (time between steps), positive; ``math.inf`` goes to the end of each plan.
+        curvature: ``"exact"``, the loss's Hessian at theta; ``"diagonal"``, its diagonal;
+            ``"lanczos"``, Hessian-vector products alone, for very many coordinates; ``"squares"``
+            and ``"hutchinson"``, running averages for the diagonal; or anything that `LocalRule`
+            takes, such as a callable, an array, a tuple of Kronecker factors, or a
+            `lossnav.rules.network_curvature.GaussNewton`.
+        metric: A metric in the same forms, for an Objective without one.
+        negative: Policy for curvature without an optimal path: see `LocalRule`.
+        plan: For an adaptive objective, whether a step follows the optimal ``"path"`` or is one
+            ``"straight"`` move with the optimal path from its end.
+        look_ahead: For an adaptive objective, use look-ahead momentum (Nesterov). With this,
+            ``plan="straight"`` and kappa by the size of gradients, the rule is
             `lossnav.optim.torch.Navigator`.
-        shared: For a belief, how far from sure it is of each curvature: this part of z is that of all
-            coordinates, whatever their own v.
-        variance: For uncertain weights, the variance to begin with, 1 if not given: a number, or one for
-            each weight. ``"exact"`` curvature is then the diagonal of the Hessian, averaged over the
-            weights as they are believed to be.
+        shared: For an adaptive objective, fraction of the damping shared by all coordinates.
+        variance: For uncertain weights, the initial variance: a number (1 by default), or one for
+            each weight. ``"exact"`` curvature is then the expected diagonal of the Hessian.
+        horizon: Time until learning ends, N * dt for N steps; None for an open end. A terminal cost
+            of the objective needs one. With k = 0 the gradients are those of the terminal cost.
+        belief: What is known about the minimum and the noise of gradients, a
+            `lossnav.problem.belief.Gaussian`; None takes gradients as exact.
 
     Returns:
-        A Rule: ``state = rule.init(theta)``, then ``step, state = rule.update(grad, state, theta)``.
+        A Rule: ``state = rule.init(theta)``, then ``step, state = rule.update(grad, state,
+        theta)``.
 
     Raises:
         ValueError: There is no such rule; the sentence says why.
@@ -80,38 +91,41 @@ def learning_rule(
     """
     if not isinstance(objective, Objective):
         raise TypeError(
-            f"learning_rule takes an Objective, but a {type(objective).__name__} was given: wrap the "
-            "loss in ln.Objective(loss)."
+            f"learning_rule takes an Objective, but a {type(objective).__name__} was given: wrap "
+            "the loss in ln.Objective(loss)."
         )
     dt = _time(dt)
+    time = math.inf if horizon is None else _time(horizon, "horizon")
+    objective.steady("a learning rule", ends=math.isfinite(time))
+    if not objective.k and objective.terminal is None:
+        raise ValueError("k is 0, so no loss is left to learn from: use k > 0.")
     if objective.discount is not None:
         raise ValueError(
-            "A learning rule needs the discount exp(-gamma t), under which each plan is made alike: "
-            "give gamma in place of discount."
+            "A learning rule needs the discount exp(-gamma t), under which each plan is made "
+            "alike: give gamma in place of discount."
         )
-    belief = belief_of(objective)
-    if isinstance(belief, Adaptive):
+    believed = belief_of(objective)
+    if believed is not None and (belief is not None or math.isfinite(time)):
+        raise ValueError(
+            "horizon and belief are for a loss in theta alone, but this objective has beliefs of "
+            "its own: leave them out, or give the loss to ln.Objective."
+        )
+    if isinstance(believed, Adaptive):
         if not (isinstance(curvature, str) and curvature == "exact" and metric is None):
             raise ValueError(
                 "An adaptive objective already says what curvature and metric are believed: leave "
                 "curvature and metric out."
             )
         checks.choice("plan", plan, ["path", "straight"])
-        return _believing(
-            objective,
-            belief,
-            dt,
-            implicit=plan == "straight",
-            nesterov=look_ahead,
-            shared=checks.share("shared", shared),
-        )
+        settings = {"implicit": plan == "straight", "nesterov": look_ahead}
+        return _adaptive(objective, believed, dt, shared=checks.share("shared", shared), **settings)
     if plan != "path" or look_ahead or shared:
         raise ValueError(
-            "plan, look_ahead and shared are choices of a learner who averages gradients: make the objective "
-            "with lossnav.problem.belief.adaptive, or leave them out."
+            "plan, look_ahead and shared are choices of a learner who averages gradients: make "
+            "the objective with lossnav.problem.belief.adaptive, or leave them out."
         )
-    if isinstance(belief, WeightUncertainty):
-        return _uncertain(objective, belief, dt, curvature, metric, negative, variance)
+    if isinstance(believed, WeightUncertainty):
+        return _uncertain(objective, believed, dt, curvature, metric, negative, variance)
     if variance is not None:
         raise ValueError(
             "variance is for weights that are uncertain: make the objective with "
@@ -119,32 +133,56 @@ def learning_rule(
         )
     if metric is not None and objective.metric is not None:
         raise ValueError("The objective has a metric of its own: leave out metric=, or that one.")
+    if belief is None:
+        return _planned(objective, dt, time, curvature, metric, negative)
+    if isinstance(curvature, str) and curvature == "lanczos":
+        raise ValueError(
+            'A belief needs the entries of the curvature, so curvature cannot be "lanczos": use '
+            '"exact" or "diagonal".'
+        )
+    return LQGRule(dt, _planned(objective, dt, time, curvature, metric, negative), belief)
+
+
+def _planned(
+    objective: Objective, dt: float, time: float, curvature: Any, metric: Any, negative: Any
+) -> LocalRule | DriftedRule | HorizonRule:
+    """The rule for exact gradients."""
     source = _source(objective, curvature)
     c: dict[str, Any] = {
         "metric": objective.metric if metric is None else _sized(objective, "metric", metric),
-        "eta": objective.eta, "k": objective.k, "gamma": objective.gamma, "negative": negative,
+        "eta": objective.eta, "k": objective.k or 1.0, "gamma": objective.gamma,
+        "negative": negative,
     }  # fmt: skip
     drift = objective.drift
-    if drift is None:
+    if math.isinf(time) and drift is None:
         return LocalRule(dt, source, **c)
-    if type(drift) is Decay and (drift.j.ndim == 0 or _separate(source, c["metric"])):
+    if (
+        math.isinf(time)
+        and type(drift) is Decay
+        and (drift.j.ndim == 0 or _separate(source, c["metric"]))
+    ):
         return LocalRule(dt, source, decay=_rates(drift), **c)
-    if isinstance(curvature, str) and curvature == "lanczos":
+    both = objective.terminal if objective.k else None
+    if isinstance(curvature, str) and curvature == "lanczos" and (drift or both):
+        why = f"the drift {type(drift).__name__}" if drift else "a terminal cost besides the loss"
         raise ValueError(
-            f"With the drift {type(drift).__name__} the whole curvature is needed, so curvature cannot "
-            'be "lanczos": use "exact" or "diagonal", or Decay with one rate.'
+            f"With {why} the whole curvature is needed, so curvature cannot be "
+            '"lanczos": use "exact" or "diagonal", or Decay with one rate and no horizon.'
         )
-    return DriftedRule(dt, source, drift, **c)
+    if math.isinf(time):
+        return DriftedRule(dt, source, drift, **c)
+    return HorizonRule(dt, source, time, drift=drift, at_end=not objective.k, terminal=both, **c)
 
 
-def _time(dt: Any) -> float:
-    if isinstance(dt, float | int | np.number) and math.isinf(dt) and dt > 0:
+def _time(value: Any, name: str = "dt") -> float:
+    if isinstance(value, float | int | np.number) and math.isinf(value) and value > 0:
         return math.inf
-    return checks.positive("dt", dt)
+    return checks.positive(name, value)
 
 
 def _source(objective: Objective, curvature: Any) -> Source:
-    loss = objective.loss
+    loss = objective.loss if objective.k else objective.terminal
+    assert loss is not None
     if not isinstance(curvature, str):
         return as_source(_sized(objective, "curvature", curvature))
     checks.choice("form of the curvature", curvature, _FORMS)
@@ -196,56 +234,71 @@ def _uncertain(
             curvature = SquaredGradients()
         else:
             log = belief.variance == "log"
-            curvature = Expected(
-                objective.loss, k=objective.k, log=log, entropy=belief.entropy
-            )  # fmt: skip
+            curvature = Expected(objective.loss, k=objective.k, log=log, entropy=belief.entropy)
     return UncertainRule(
         dt, curvature, eta=objective.eta, k=objective.k, gamma=objective.gamma,
         variance=1.0 if variance is None else variance, entropy=belief.entropy, negative=negative,
     )  # fmt: skip
 
 
-def _believing(
-    objective: Objective,
-    belief: Adaptive,
-    dt: float,
-    *,
-    implicit: bool,
-    nesterov: bool,
-    shared: float,
-) -> Rule:
-    r"""The slow-belief limit: :math:`\dot m=-\alpha_1m+q_1(g-m)` with :math:`q_1=\xi_1^2/(\gamma\sigma_1^2)`.
+def _adaptive(objective: Objective, belief: Adaptive, dt: float, **settings: Any) -> Rule:
+    r"""The rule in the limit of slow beliefs, or with the steady Kalman gain if gamma is 0.
 
-    So :math:`1-\beta_1=(\alpha_1+q_1)\Delta t`, and m settles at a share :math:`q_1/(\alpha_1+q_1)` of the
-    average gradient, as it is pulled to zero; v likewise. The rule's memory holds the averages, so the
-    shares are in its constants: eta has that of m, and eta kappa that of v. (A surprise g - m is taken
-    from the average, which differs from the paper's by alpha's pull on m.)
+    The belief moves by :math:`\dot m=-\alpha_1m+q_1(g-m)` (see `_belief_rates`), so it settles at
+    a share :math:`q_1/(\alpha_1+q_1)` of the average gradient, as it is pulled to zero; v
+    likewise. The rule's state has the averages, so the shares are in its constants: eta has that
+    of m, and eta kappa that of v. (A surprise g - m is taken from the average, which differs from
+    the paper's by alpha's pull on m.)
     """
     from lossnav.rules.diagonal import BeliefRule
     from lossnav.rules.gains import Betas
 
     if belief.observation != "moments":
         raise ValueError(
-            f'There is no learning rule for observation="{belief.observation}" yet, as its gain changes '
-            'with v: use observation="moments", or solve the objective.'
+            f'There is no learning rule for observation="{belief.observation}" yet, as its gain '
+            'changes with v: use observation="moments", or solve the objective.'
         )
-    if objective.gamma == 0:
-        raise ValueError(
-            "gamma is 0, but a belief that changes slowly needs xi**2 well below gamma: give gamma > 0."
-        )
-    losses, shares = [], []
-    for i in (0, 1):
-        q = belief.xi[i] ** 2 / (objective.gamma * belief.sigma[i] ** 2)
-        rate = belief.alpha[i] + q
-        if not rate * dt <= 1:
-            raise ValueError(
-                f"1 - beta{i + 1} = (alpha + xi**2/(gamma sigma**2)) dt is {rate * dt:.6g}, but it must be at "
-                f"most 1: use dt <= {1 / rate:.6g}."
-            )
-        losses.append(rate * dt)
-        shares.append(q / rate)
+    (loss1, share1), (loss2, share2) = (
+        _belief_rates(objective.gamma, belief, i, dt) for i in (0, 1)
+    )
     return BeliefRule(
-        dt=dt, eta=objective.eta * shares[0], k=objective.k, gamma=objective.gamma,
-        kappa=belief.kappa * shares[1] / shares[0], gain=Betas(1 - losses[0]), beta2=1 - losses[1],
-        second="centred", implicit=implicit, nesterov=nesterov, shared=shared,
+        dt=dt, eta=objective.eta * share1, k=objective.k, gamma=objective.gamma,
+        kappa=belief.kappa * share2 / share1, gain=Betas(1 - loss1), beta2=1 - loss2,
+        second="centered", **settings,
     )  # fmt: skip
+
+
+def _belief_rates(gamma: float, belief: Adaptive, i: int, dt: float) -> tuple[float, float]:
+    r"""What a belief forgets in a step, :math:`1-\beta`, and its share of the average.
+
+    With a discount, the paper's limit of slow beliefs has the gain
+    :math:`q=\xi^2/(\gamma\sigma^2)` for each unit of time, so
+    :math:`1-\beta=(\alpha+q)\Delta t`.
+
+    Without one, beliefs weigh all observations, as a Kalman filter does. Over :math:`\Delta t` the
+    prior decays by :math:`a=e^{-\alpha\Delta t}` and spreads by
+    :math:`Q=\xi^2(1-a^2)/(2\alpha)`, and a gradient has the noise :math:`R=\sigma^2/\Delta t`. The
+    steady variance before a gradient solves :math:`P^2+P[(1-a^2)R-Q]=QR`, the gain is
+    :math:`K=P/(P+R)`, and :math:`m\leftarrow(1-K)\,a\,m+Kg`. For :math:`\alpha=0`,
+    :math:`K=2/(1+\sqrt{1+4R/Q})`. A short step has the rate :math:`K/\Delta t\to\xi/\sigma`, which
+    is the rate of the optimal path of m in the objective without discount.
+    """
+    alpha, xi, sigma = belief.alpha[i], belief.xi[i], belief.sigma[i]
+    if gamma == 0:
+        R, spent = sigma**2 / dt, -math.expm1(-2 * alpha * dt)
+        Q = xi**2 * (spent / (2 * alpha) if alpha else dt)
+        excess = Q - spent * R
+        root = math.sqrt(excess**2 + 4 * Q * R)
+        # The positive root; over its conjugate where the plain sum would cancel.
+        P = (excess + root) / 2 if excess > 0 else 2 * Q * R / (root - excess)
+        K = P / (P + R)
+        loss = 1 - (1 - K) * math.exp(-alpha * dt)
+        return loss, K / loss
+    q = xi**2 / (gamma * sigma**2)
+    rate = alpha + q
+    if not rate * dt <= 1:
+        raise ValueError(
+            f"1 - beta{i + 1} = (alpha + xi**2/(gamma sigma**2)) dt is {rate * dt:.6g}, but "
+            f"it must be at most 1: use dt <= {1 / rate:.6g}, or gamma = 0 (a Kalman filter)."
+        )
+    return rate * dt, q / rate

@@ -1,58 +1,79 @@
 r"""Adam and its relatives: the optimal step under a belief about gradients (paper Sec. 5, App. H).
 
-The learner believes :math:`g_t\sim\mathcal N(m, v)` in each coordinate, and that the curvature is
-:math:`h=\kappa v`: where gradients vary more, the loss bends more. The step is that of
-`lossnav.rules.family`. Without discount it is :math:`-\ell\, m/\sqrt v`: Adam. With much of it, :math:`v`
-drops out: gradient descent. How m follows the gradients is `lossnav.rules.gains`.
+The learner assumes :math:`g_t\sim\mathcal N(m, v)` in each coordinate, and curvature
+:math:`h=\kappa v`. The step is that of `lossnav.rules.family`: without discount
+:math:`-\ell\, m/\sqrt v`, which is Adam; with a strong discount v drops out, which is gradient
+descent. How m follows the gradients is `lossnav.rules.gains`.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from lossnav._base import checks
+from lossnav.rules.arrays import array_namespace
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import (
     Betas,
     Gain,
     SteadyKalman,
+    add_scaled,
     fraction,
     known,
     memory_dtype,
     one_minus_power,
     positive_or_one,
-)  # fmt: skip
+    present,
+    squared_average,
+)
+from lossnav.solvers.curvature import phi
 
-Second = Literal["plain", "centred", "instant"]
+Second = Literal["plain", "centered", "instant"]
+LEAST = 1e-30
+"""An eps above this keeps every divisor from zero, in single precision, too."""
+
+
+class Scalars(NamedTuple):
+    """What all coordinates of a tensor share in one step: numbers, or arrays if traced."""
+
+    t: Any  # number of this gradient
+    lr: Any  # learning rate times 1 + saturation
+    shrink: Any  # factor of the weights, by decay
+    weight: Any  # factor of the estimated mean
+    look: Any  # share of the gradient in it, with look-ahead
+    level: Any  # estimated v for each unit of the stored one
+    before: Any  # the same before this gradient; zero at the first
+    z: Any  # z of a typical coordinate, with saturation
 
 
 @dataclass(frozen=True)
 class BeliefRule(BeliefFamily):
-    r"""The optimal step under a diagonal belief: Adam, AdaBelief, Lion, RMSprop and what lies between.
+    r"""The diagonal family: Adam, AdaBelief, Lion, RMSprop, `Navigator`, and everything between.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
+        dt: Step size; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
             `BeliefFamily`.
         gain: How the mean m follows the gradients.
-        beta2: What a step leaves of the old v.
-        second: What v is the average of: ``"plain"`` :math:`g^2`, ``"centred"`` :math:`(g-m)^2`, or
-            ``"instant"``, the square of the mean itself, without memory (Lion).
+        beta2: Decay rate of v.
+        second: What v averages: ``"plain"`` :math:`g^2`, ``"centered"`` :math:`(g-m)^2`, or
+            ``"instant"``, the square of the mean itself, without state (Lion).
         diffuse: Start from a diffuse prior (Adam's bias correction); False starts from zero.
-        eps: Added to D, as in Adam. eps_root: added to v under the root. eps_state: added to v
-            at each step, as in AdaBelief.
-        nesterov: Look ahead: use the mean as it will be after the gradient is seen once more.
-        predict: Expect our own move to change the mean gradient, :math:`m^-=m+\kappa v\Delta\theta`.
-        exact_decay: Decay by :math:`e^{-j\Delta t}`; False decays by :math:`1-j\Delta t`, as AdamW does.
-        saturation: If above zero, ``kappa`` in z is set by the tensor's own scale: z is ``saturation``
-            for a coordinate of typical v at the largest learning rate so far, and the step is longer
-            by the factor ``1 + saturation``, so that an implicit step of such a coordinate is ``lr``.
-            Typical is the mean of v before the last gradient (with it, at the first).
-        shared: a: how much of z all coordinates of a tensor share, from 0 to 1. A learner who is not sure
-            of each curvature takes the z it expects, :math:`a\,z_\mathrm{typical}+(1-a)z`.
+        eps: Term added to D, as in Adam.
+        eps_root: Term added to v under the root.
+        eps_state: Term added to v at each step, as in AdaBelief.
+        nesterov: Use look-ahead momentum.
+        predict: Update m for the change that the step itself makes, :math:`m+\kappa v\Delta\theta`.
+        exact_decay: Decay by :math:`e^{-j\Delta t}` instead of :math:`1-j\Delta t`, as AdamW does.
+        saturation: Strength c of curvature damping, with ``kappa`` by the tensor's own scale:
+            z is c for a coordinate with the mean v, at the largest learning rate so far, and the
+            step is longer by the factor ``1 + c``. 0 uses ``kappa``.
+        shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
 
     Examples:
         >>> import numpy as np
@@ -84,11 +105,19 @@ class BeliefRule(BeliefFamily):
                 checks.non_negative(name, getattr(self, name))
         if known(self.shared):
             checks.share("shared", self.shared)
-        checks.choice("second moment", self.second, ["plain", "centred", "instant"])
+        if str(self.second) == "centred":
+            warnings.warn(
+                'second="centred" is now spelled second="centered"; the old spelling will be '
+                "removed.",
+                FutureWarning,
+                stacklevel=3,
+            )
+            object.__setattr__(self, "second", "centered")
+        checks.choice("second moment", self.second, ["plain", "centered", "instant"])
         if self.second == "instant" and not isinstance(self.gain, Betas):
             raise ValueError(
                 'second="instant" keeps no variance, but a Kalman gain needs one: use Betas, or '
-                'second="plain" or "centred".'
+                'second="plain" or "centered".'
             )
         if self.nesterov and isinstance(self.gain, Betas) and self.gain.used is not None:
             raise ValueError("Betas(used=...) already says which mean to use: leave out nesterov.")
@@ -106,17 +135,16 @@ class BeliefRule(BeliefFamily):
         gain: Literal["betas", "kalman"] = "betas",
         **settings: Any,
     ) -> BeliefRule:
-        """The rule in an optimizer's units: ``dt`` is ``lr``, so schedules may replace it.
+        """The rule in the units of an optimizer, where ``dt`` is the learning rate.
 
         Args:
-            lr: Step of a coordinate whose mean gradient is one standard deviation.
-            betas: Memory of mean and variance.
-            eps: Added to D.
-            gamma: Discount in units of a gradient: coordinates with ``sqrt(v)`` well below it
-                follow gradient descent with the step ``lr / (2 * gamma)``, those well above it Adam.
-            kappa: Curvature for each unit of v; zero takes the limit of a short step.
+            lr: Learning rate, as in Adam.
+            betas: Decay rates of m and v.
+            eps: Term added to D.
+            gamma: Discount rate in units of a gradient, as in `lossnav.optim.torch.Navigator`.
+            kappa: Curvature per unit of v; zero takes the limit of a short step.
             weight_decay: As in AdamW.
-            gain: One gain, or a steady Kalman gain for each coordinate.
+            gain: One gain, or a steady-state Kalman gain for each coordinate.
             settings: Other arguments of `BeliefRule`.
 
         Examples:
@@ -128,7 +156,7 @@ class BeliefRule(BeliefFamily):
         checks.choice("gain", gain, ["betas", "kalman"])
         kappa = checks.non_negative("kappa", kappa)
         unit = kappa or 1.0  # eta k = kappa makes dt the learning rate
-        saturated = _present(settings.get("saturation", 0.0))
+        saturated = present(settings.get("saturation", 0.0))
         settings.setdefault("finite", kappa > 0 or saturated)
         settings.setdefault("implicit", saturated)
         return cls(
@@ -141,75 +169,154 @@ class BeliefRule(BeliefFamily):
         dtype = memory_dtype(theta)
         at = device(theta)
         state = {"t": xp.zeros((), dtype=xp.int32, device=at)}
-        if self._remembers:
+        if not isinstance(self.gain, Betas) or present(self.gain.beta1):
             state["m"] = xp.zeros_like(theta, dtype=dtype)
         if self.second != "instant":
             state["v"] = xp.zeros_like(theta, dtype=dtype)
-        if _present(self.saturation):
+        if present(self.saturation):
             state["peak"] = xp.zeros((), dtype=dtype, device=at)
         return state | self.gain.init(theta)
-
-    @property
-    def _remembers(self) -> bool:
-        return not isinstance(self.gain, Betas) or _present(self.gain.beta1)
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         xp = array_namespace(theta)
         dtype = memory_dtype(theta)
         g, x = xp.astype(grad, dtype), xp.astype(theta, dtype)
         kept: State = {"t": state["t"] + 1}
-        t = xp.astype(kept["t"], dtype)
-        m = self.gain.prior(state.get("m", g), self.dt)  # without memory, g is its own prior
-        v = g
-        if self.second != "instant":
-            seen = self.gain.leftover * (g - m) if self.second == "centred" else g
-            kept["v"] = self.beta2 * state["v"] + (1 - self.beta2) * (seen * seen) + self.eps_state
-            v = kept["v"] / one_minus_power(self.beta2, t) if self.diffuse else kept["v"]
-        typical = self._typical(v, state, t)
-        m, used, memory = self.gain.observe(
-            g,
-            m,
-            v,
-            t,
-            state,
-            dt=self.dt,
-            ahead=self.nesterov,
-            diffuse=self.diffuse,
-            typical=typical,
-        )
-        root = xp.abs(used) if self.second == "instant" else xp.sqrt(v + self.eps_root)
-        lr, kappa = self.lr, self.kappa
-        if _present(self.saturation):
-            lr = lr * (1 + self.saturation)
-            kept["peak"] = xp.maximum(state["peak"], lr * xp.ones_like(state["peak"]))
-            scale = kept["peak"] * xp.sqrt(typical)
-            kappa = xp.where(scale > 0, self.saturation / positive_or_one(scale), 0 * scale)
-        D = speed_limit(root, self.Gamma, self.eps)
-        bending = kappa * root * root  # the curvature that is believed in
-        move = -lr * quotient(used, D)
-        if self.finite:
-            rate = quotient(bending, D)
-            if _present(self.shared):
-                rate = self.shared * kappa * xp.sqrt(typical) + (1 - self.shared) * rate
-                bending = rate * D
-            move = move * self.share(lr * rate)
-        if _present(self.decay):
-            move = self._decayed(xp, x) + move
-        if self.predict:
-            m = m + self.gain.weight(t, self.diffuse) * (bending * move)
-        if self._remembers:
-            kept["m"] = m
+        peak: Any = 1.0
+        if present(self.saturation):
+            longest = (1 + self.saturation) * self.lr
+            kept["peak"] = xp.maximum(state["peak"], longest * xp.ones_like(state["peak"]))
+            peak = kept["peak"] / (1 + self.saturation)
+        s = self.scalars(xp.astype(kept["t"], dtype), self.lr, peak)
+        drift = self._decayed(xp, x) if present(self.decay) else None
+        step, memory = self.advance(s, g, state, drift=drift)
+        move = step if drift is None else drift + step
         return xp.astype(move, theta.dtype), kept | memory
 
-    def _typical(self, v: Array, state: State, t: Array) -> Array:
-        """The mean of v before the last gradient, so that one pass over the coordinates is enough."""
-        xp = array_namespace(v)
+    @property
+    def scaled(self) -> bool:
+        """Whether the step depends on the mean of v over the tensor."""
+        steady = isinstance(self.gain, SteadyKalman)
+        return steady or present(self.saturation) or (self.finite and present(self.shared))
+
+    def scalars(self, t: Any, lr: Any, peak: Any = 1.0) -> Scalars:
+        """The scalars of step ``t``; each argument is a number or an array.
+
+        Args:
+            t: Number of this gradient, from one.
+            lr: Learning rate of this step.
+            peak: Largest learning rate so far, this one included.
+        """
+        weight, look = self.gain.estimate(t, ahead=self.nesterov, diffuse=self.diffuse)
+        level: Any = weight * weight if self.second == "instant" else 1.0
+        if self.second != "instant" and self.diffuse:
+            level = 1 / one_minus_power(self.beta2, t)
+        z = self.saturation * (lr / positive_or_one(peak)) if present(self.saturation) else 0.0
+        return Scalars(
+            t=t,
+            lr=lr * (1 + self.saturation),
+            shrink=1 - self.decay * lr,
+            weight=weight,
+            look=look,
+            level=level,
+            before=self._level_before(t),
+            z=z,
+        )
+
+    def _level_before(self, t: Any) -> Any:
+        if known(t):
+            return (
+                (1 / one_minus_power(self.beta2, t - 1) if self.diffuse else 1.0) if t > 1 else 0.0
+            )
+        xp = array_namespace(t)
+        level = 1 / one_minus_power(self.beta2, xp.where(t > 1, t - 1, t)) if self.diffuse else 1.0
+        return xp.where(t > 1, level * xp.ones_like(t), xp.zeros_like(t))
+
+    def second_moment(self, g: Array, m: Array, v: Array) -> Array:
+        """The stored v after the gradient ``g``, where the mean before it is ``m``."""
+        seen = self.gain.leftover * (g - m) if self.second == "centered" else g
+        new = squared_average(v, seen, self.beta2)
+        return new + self.eps_state if present(self.eps_state) else new
+
+    def bending(self, s: Scalars, typical: Any) -> tuple[Any, Any]:
+        """The coefficients a and b of ``z = a + b * v / D``, in units of the stored v."""
+        shared = self.shared if self.finite else 0.0
+        if present(self.saturation):
+            return shared * s.z, (1 - shared) * s.z * (s.level / typical) ** 0.5
+        z = s.lr * self.kappa
+        alike = shared * z * typical**0.5 if present(shared) else 0.0
+        return alike, (1 - shared) * z * s.level**0.5
+
+    def lengths(self, s: Scalars, typical: Any) -> tuple[Any, Any]:
+        """Size and bend of a step ``-size * m / (D + bend * v)``, which is straight or short."""
+        size = s.lr * s.weight / s.level**0.5
+        if not (self.finite and self.implicit):
+            return size, 0.0
+        alike, bend = self.bending(s, typical)
+        return size / (1 + alike), bend / (1 + alike)
+
+    def advance(
+        self, s: Scalars, g: Array, state: State, *, typical: Any = None, drift: Any = None
+    ) -> tuple[Array, State]:
+        """The step of each coordinate without weight decay, and the state to keep.
+
+        This is the formula of the family: the optimizers call it, or are tested against it. Stored
+        averages are used as they are; bias correction is in the scalars.
+
+        Args:
+            s: Scalars of this step.
+            g: Gradient.
+            state: ``m`` and ``v`` as they are stored, and the state of the gain.
+            typical: Mean of the estimated v over the tensor; computed here if None.
+            drift: Move of the weights besides the step, which ``predict`` takes into account.
+        """
+        xp = array_namespace(g)
+        m = self.gain.prior(state.get("m", g), self.dt)  # without memory, g is its own prior
+        old = xp.mean(state["v"]) if "v" in state and typical is None and self.scaled else None
+        v = g if self.second == "instant" else self.second_moment(g, m, state["v"])
+        if typical is None and self.scaled:
+            typical = self._typical(s, v, old)
+        m, used, kept = self.gain.observe(g, m, v, state, s, typical, self.dt)
         if self.second == "instant":
-            return _usable(xp.mean(v * v))
-        before = xp.mean(state["v"])
-        if self.diffuse:
-            before = before / one_minus_power(self.beta2, xp.where(t > 1, t - 1, t))
-        return _usable(xp.where(t > 1, before, xp.mean(v)))
+            square, root = used * used, xp.abs(used)
+        else:
+            kept["v"] = v
+            square = v + self.eps_root / s.level if present(self.eps_root) else v
+            root = None if present(self.gamma) else xp.sqrt(square)
+        unit = s.level**0.5
+        Gamma = self.Gamma / unit if present(self.gamma) else 0.0
+        D = speed_limit(root, Gamma, self.eps / unit if present(self.eps) else 0.0, v=square)
+        size, bend = self.lengths(s, typical)
+        below = D
+        if present(bend):
+            below = D + bend * square if self.predict else add_scaled(D, square, bend)
+        step = -size * (used / below if self._positive else quotient(used, below))
+        if self.finite and not self.implicit:
+            alike, bend = self.bending(s, typical)
+            step = step * phi(alike + bend * quotient(square, D))
+        if self.predict:
+            alike, bend = self.bending(s, typical)
+            curvature = unit * (alike * D + bend * square) / positive_or_one(s.lr)
+            move = step if drift is None else drift + step
+            m = m + self.gain.weight(s.t, self.diffuse) * (curvature * move)
+        if "m" in state:
+            kept["m"] = m
+        return step, kept
+
+    @property
+    def _positive(self) -> bool:
+        """Whether D is known to be positive in each coordinate."""
+        return any(known(least) and least > LEAST for least in (self.eps, self.Gamma))
+
+    def _typical(self, s: Scalars, new: Array, old: Any) -> Array:
+        """The mean of v from its stored mean before this gradient, or with it at the first."""
+        xp = array_namespace(new)
+        if self.second == "instant":
+            return usable(xp.mean(new * new))
+        if known(s.before):
+            return usable(s.before * old if s.before else s.level * xp.mean(new))
+        first = s.level * xp.mean(new)
+        return usable(array_namespace(first).where(s.before > 0, s.before * old, first))
 
     def _decayed(self, xp: Any, x: Array) -> Array:
         rate = self.decay * self.dt
@@ -220,7 +327,7 @@ class BeliefRule(BeliefFamily):
     def _belief(self) -> list[str]:
         moment = {
             "plain": f"the average of g^2 (memory {self.beta2:.6g})",
-            "centred": f"the average of (g - m)^2 (memory {self.beta2:.6g})",
+            "centered": f"the average of (g - m)^2 (memory {self.beta2:.6g})",
             "instant": "the square of the mean itself: noise as large as the signal",
         }[self.second]
         start = "diffuse, so nothing pulls the first steps to zero" if self.diffuse else "at zero"
@@ -259,12 +366,7 @@ class BeliefRule(BeliefFamily):
         return [f"Not in the theory: {text}"] if text else []
 
 
-def _present(value: Any) -> bool:
-    """Whether a setting has an effect, or may have one."""
-    return not known(value) or value != 0
-
-
-def _usable(scale: Array) -> Array:
+def usable(scale: Array) -> Array:
     """A scale to divide by: one where all is zero, or where it has overflowed."""
     xp = array_namespace(scale)
-    return xp.where((scale > 0) & xp.isfinite(scale), scale, xp.ones_like(scale))
+    return xp.where((scale > 0) & (scale < math.inf), scale, 1.0)

@@ -1,8 +1,8 @@
 r"""DriftedRule: the optimal step when something else moves the weights too (paper Eq. 11, App. G).
 
 Around theta the loss is L = g.x + x.H.x/2 and the drift is f = J x + c, with c = f(theta) and J its
-Jacobian there: exact for any affine drift. One Riccati equation (`lossnav.solvers.riccati.feedback`) gives the
-optimal velocity K x + d, and the step over dt is
+Jacobian there: exact for any affine drift. One Riccati equation
+(`lossnav.solvers.riccati.feedback`) gives the optimal velocity K x + d, and the step over dt is
 
 .. math:: \Delta\theta = \Delta t\,\varphi_1(K\Delta t)\,d, \qquad \varphi_1(Z) = Z^{-1}(e^Z-1).
 
@@ -28,6 +28,7 @@ from lossnav.rules.local import (
     check_constants,
     check_policy,
     in_words,
+    initial,
     lower_bound,
     observed,
 )
@@ -39,28 +40,30 @@ from lossnav.solvers.riccati.feedback import Feedback, feedback, scale, stabilis
 
 @dataclass(frozen=True)
 class DriftedRule(Rule):
-    r"""The optimal step under a quadratic picture of the loss and a linear one of the drift.
+    r"""The optimal step for a quadratic model of the loss and a linear model of the drift.
 
-    It solves a dense Riccati equation in float64 at each step, so it is for up to some hundred
-    coordinates and is not traced; arrays come back as what they were. With an affine drift and a constant
-    metric, iterating it is `navigate`; that one also keeps how other drifts and metrics bend near theta.
+    Each step solves a dense Riccati equation in float64, so the rule is for up to some hundred
+    coordinates and cannot be traced; arrays are returned in the caller's framework. With an affine
+    drift and a constant metric, iterating it is `navigate`.
 
     Args:
-        dt: Time between steps, zero or more; infinite goes to where the path settles.
-        curvature: As in `LocalRule`; it must be a matrix, a diagonal or Kronecker factors.
-        drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on symbols.
+        dt: Step size (time between steps), zero or more; infinite goes to where the path settles.
+        curvature: As in `LocalRule`; a matrix, a diagonal or Kronecker factors.
+        drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on
+            symbols.
         metric: G, as in `LocalRule`; Euclidean by default.
         eta: Learning rate, positive.
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
-        negative: What stands in for curvature without a best path, as in `LocalRule`. With a drift that
-            grows, a curvature above the bound may have none either; ``"lift"`` then lifts it further.
+        negative: Policy for curvature without an optimal path, as in `LocalRule`. With a growing
+            drift even a curvature above the bound may have none; ``"lift"`` then raises it further.
 
     Examples:
         >>> from lossnav.problem.geometry import Rotation
         >>> rule = DriftedRule(math.inf, np.eye(2), Rotation(1.0))
         >>> theta = np.array([1.0, 0.0])
-        >>> rule.update(theta - [0.0, 1.0], {}, theta)[0].round(6)  # to rest, off the minimum (0, 1)
+        >>> step, _ = rule.update(theta - [0.0, 1.0], {}, theta)
+        >>> step.round(6)  # to rest, off the minimum (0, 1)
         array([-1. ,  0.5])
     """
 
@@ -88,10 +91,7 @@ class DriftedRule(Rule):
         return lower_bound(self.eta, self.k, self.gamma, 1.0)
 
     def init(self, theta: Array) -> State:
-        memory = {f"curvature_{k}": v for k, v in self.curvature.init(theta).items()}
-        if self.metric is not None:
-            memory |= {f"metric_{k}": v for k, v in self.metric.init(theta).items()}
-        return memory
+        return initial(self, theta)
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         H, memory = observed("curvature", self.curvature, grad, state, theta)
@@ -115,7 +115,7 @@ class DriftedRule(Rule):
         return like(move.reshape(theta.shape), theta), memory
 
     def _policy(self, form: QuadraticForm) -> Feedback:
-        """The policy of the picture, or of one whose lowest curvatures are raised if it has none."""
+        """The policy, after raising the lowest curvatures if there is none."""
         if self.negative == "refuse":
             return _quietly(form)
         h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
@@ -140,14 +140,14 @@ class DriftedRule(Rule):
 
 
 def _surely_unbounded(form: QuadraticForm, h: np.ndarray) -> bool:
-    """Whether J has no lower bound, found without the search for a gamma that an error would name."""
+    """Whether J has no lower bound, without the search for a gamma that an error would name."""
     size = float(np.abs(h).max())
     if h.min() >= 0 or float(np.abs(h).min()) <= 1e-9 * size:  # flat directions need more care
         return False
     problem = scale(form)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return stabilising(problem.J - problem.gamma / 2 * np.eye(len(h)), problem.H) is None
+        return stabilising(problem.F - problem.gamma / 2 * np.eye(len(h)), problem.H) is None
 
 
 def _quietly(form: QuadraticForm) -> Feedback:

@@ -1,18 +1,18 @@
-r"""What all rules that act on a belief share: the length of the step, and how it is told in words.
+r"""What the rules of a belief share: the length of the step, and its assumptions in words.
 
-A learner who believes that the gradient is m and the curvature :math:`h=\kappa v` moves, by Eq. (6),
+A learner with mean gradient m and curvature :math:`h=\kappa v` moves, by Eq. (6),
 
 .. math:: \Delta\theta=-\ell\,\phi(z)\,\frac{m}{D},\quad D=\Gamma+\sqrt{\Gamma^2+v},\quad
           z=\frac{\ell\kappa v}{D},\quad \phi(z)=\frac{1-e^{-z}}{z},
 
-with :math:`\ell=\sqrt{\eta k/\kappa}\,\Delta t` and :math:`\Gamma=\gamma/(2\sqrt{\eta k\kappa})`. The same
-holds for each coordinate, for each singular value of a matrix, or in any basis where v is diagonal.
+with :math:`\ell=\sqrt{\eta k/\kappa}\,\Delta t` and :math:`\Gamma=\gamma/(2\sqrt{\eta k\kappa})`,
+in each coordinate, for each singular value of a matrix, or in any basis where v is diagonal.
 
-That is the optimal path, followed for a time :math:`\Delta t`. A learner who can only move straight, and who
-weighs the cost of the move against the best cost from where it ends, has
-:math:`\min_\Delta\,\Delta^2/(2\eta\Delta t)+\tfrac{\rho}{2\eta}(x+\Delta)^2` with :math:`\rho=z/\Delta t`, so
-:math:`\phi(z)=1/(1+z)`: the implicit step. The two agree to first order in z, and the second needs no
-exponential: it divides m by :math:`D+\ell\kappa v`.
+This follows the optimal path for a time :math:`\Delta t`. A learner who moves straight, and weighs
+the cost of the move against the optimal cost from its end, solves
+:math:`\min_\Delta\,\Delta^2/(2\eta\Delta t)+\tfrac{\rho}{2\eta}(x+\Delta)^2` with
+:math:`\rho=z/\Delta t`, so :math:`\phi(z)=1/(1+z)`: the implicit step, which divides m by
+:math:`D+\ell\kappa v`. The two agree to first order in z.
 """
 
 from __future__ import annotations
@@ -22,41 +22,32 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from lossnav._base import checks
+from lossnav.rules.arrays import array_namespace
 from lossnav.rules.base import Array, Rule
-from lossnav.rules.gains import known, positive_or_one
+from lossnav.rules.gains import known, present, shifted
+from lossnav.solvers.curvature import phi
 
 
-def relaxation(z: Array) -> Array:
-    r""":math:`\phi(z)=(1-e^{-z})/z`: how much of a straight step is left as curvature slows it.
+def speed_limit(root: Array, Gamma: float, eps: Any = 0.0, *, v: Any = None) -> Array:
+    r"""The divisor :math:`D=\Gamma+\sqrt{\Gamma^2+v}` plus ``eps``, from :math:`\sqrt v`.
 
-    Examples:
-        >>> import numpy as np
-        >>> relaxation(np.array([0.0, 1.0, 1e9])).round(4)
-        array([1.    , 0.6321, 0.    ])
-    """
-    xp = array_namespace(z)
-    return xp.where(z > 0, -xp.expm1(-z) / positive_or_one(z), xp.ones_like(z))
-
-
-def speed_limit(root: Array, Gamma: float, eps: Any = 0.0) -> Array:
-    r"""The divisor :math:`D=\Gamma+\sqrt{\Gamma^2+v}` of the step, from :math:`\sqrt v`, plus ``eps``.
+    With a discount and ``v`` given, ``root`` is not used. Otherwise its memory may be.
 
     Examples:
         >>> import numpy as np
         >>> speed_limit(np.array([4.0]), 0.0), speed_limit(np.array([4.0]), 1.5)
         (array([4.]), array([5.77200187]))
     """
-    xp = array_namespace(root)
     # Without discount the root is not squared and rooted again: tiny gradients stay what they are.
-    D = root if known(Gamma) and Gamma == 0 else Gamma + xp.sqrt(Gamma**2 + root * root)
-    return D + eps
+    if not present(Gamma):
+        return shifted(root, eps) if present(eps) else root
+    v = root * root if v is None else v
+    return shifted(array_namespace(v).sqrt(v + Gamma**2), Gamma + eps)
 
 
 def quotient(m: Array, D: Array) -> Array:
-    """``m / D``, and zero where nothing was ever seen to move."""
+    """``m / D``, and zero where D is zero."""
     xp = array_namespace(m)
     return xp.where(D == 0, xp.zeros_like(m), m / xp.where(D == 0, xp.ones_like(D), D))
 
@@ -64,27 +55,27 @@ def quotient(m: Array, D: Array) -> Array:
 def decayed(x: Array, rate: Any) -> Array:
     """The move of weights ``x`` that decay by the factor ``1 - rate``.
 
-    The factor is rounded before it is used, as in the optimizers people run: in single precision
-    that rounding is the same at each step and would add up to a difference.
+    The factor is rounded before it is used, as in PyTorch: in single precision the rounding is the
+    same at each step and would add up to a difference.
     """
     return x * (1 - rate) - x
 
 
 @dataclass(frozen=True)
 class BeliefFamily(Rule):
-    r"""A rule that moves by :math:`-\ell\,\phi(z)\,m/D`, in the letters of the theory.
+    r"""A rule that moves by :math:`-\ell\,\phi(z)\,m/D`, in the symbols of the theory.
 
     Args:
-        dt: Time between steps, zero or more. A learning rate is ``sqrt(eta * k / kappa) * dt``.
-        eta: How cheap motion is, positive.
+        dt: Step size, zero or more. A learning rate is ``sqrt(eta * k / kappa) * dt``.
+        eta: Learning rate of the objective (inverse cost of motion), positive.
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
-        kappa: Curvature for each unit of gradient variance, positive.
-        finite: Take the step over ``dt`` as it is; False takes its limit for a short ``dt``.
-        implicit: Of a finite step, take the one that is straight; False follows the path exactly.
-        decay: j of the drift :math:`f=-j\theta`, zero or more, applied as a split step.
-        name: What people call the rule.
-        notes: What more should be said of it.
+        kappa: Curvature per unit of gradient variance, positive.
+        finite: Take the step over ``dt`` exactly; False takes the limit of a short ``dt``.
+        implicit: Take a finite step straight; False follows the optimal path.
+        decay: Rate j of the drift :math:`f=-j\theta`, zero or more, applied as a split step.
+        name: Common name of the rule.
+        notes: What its assumptions leave out.
     """
 
     eta: float = 1.0
@@ -123,7 +114,15 @@ class BeliefFamily(Rule):
         r"""How much of the step of a short ``dt`` is taken, :math:`\phi(z)`."""
         if not self.finite:
             return array_namespace(z).ones_like(z)
-        return 1 / (1 + z) if self.implicit else relaxation(z)
+        return 1 / (1 + z) if self.implicit else phi(z)
+
+    def _repr_latex_(self) -> str:
+        """The update formula, for notebooks."""
+        D = r"\sqrt{v}" if self.gamma == 0 else r"\Gamma+\sqrt{\Gamma^2+v}"
+        D += r"+\epsilon" if getattr(self, "eps", 0) else ""
+        share = r"\frac{1}{1+z}\," if self.implicit else r"\frac{1-e^{-z}}{z}\,"
+        decay = r"-j\,\Delta t\,\theta" if self.decay else ""
+        return rf"$\Delta\theta=-\ell\,{share if self.finite else ''}\frac{{m}}{{{D}}}{decay}$"
 
     @property
     def assumptions(self) -> str:

@@ -1,11 +1,11 @@
-r"""How far a belief about the mean gradient moves with each new gradient.
+r"""Gains: how the estimate of the mean gradient is updated by each new gradient.
 
-A gradient is seen as :math:`g_t\sim\mathcal N(m, R)`, and the mean itself wanders. Bayes' rule is then
-:math:`m \leftarrow m + K(g-m)`, and what is believed of the wandering is all in the gain K:
+Gradients are noisy observations :math:`g_t\sim\mathcal N(m, R)` of a mean that drifts. Bayes' rule
+is :math:`m \leftarrow m + K(g-m)`, and the assumed drift is all in the gain K:
 
 - `Betas`: one gain for all coordinates, as in Adam;
-- `SteadyKalman`: the gain that a Kalman filter settles at, for each coordinate by its own noise;
-- `Kalman`: the exact filter of an Ornstein-Uhlenbeck mean, with its uncertainty P as memory.
+- `SteadyKalman`: the steady-state Kalman gain of each coordinate, by its own noise;
+- `Kalman`: the exact filter of an Ornstein-Uhlenbeck mean, with its variance P as state.
 """
 
 from __future__ import annotations
@@ -16,41 +16,51 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from lossnav._base import checks
+from lossnav.rules.arrays import array_namespace
 from lossnav.rules.base import Array, State
 
 
 @dataclass(frozen=True)
 class Gain(abc.ABC):
-    """One way to move a belief about the mean gradient."""
+    """One way to update the believed mean gradient."""
 
     def init(self, theta: Array) -> State:
-        """What the filter remembers besides the mean."""
+        """State of the filter besides the mean."""
         return {}
 
     def prior(self, m: Array, dt: Any) -> Array:
-        """The mean expected after ``dt``, before the next gradient is seen."""
+        """Mean predicted after ``dt``, before the next gradient."""
         return m
 
     def weight(self, t: Array, diffuse: bool) -> Any:
-        """The stored mean for each unit of the estimate: less than one while zeros are averaged in."""
+        """Ratio of the stored mean to the estimate; below one while zeros are averaged in."""
         return 1.0
+
+    def estimate(self, t: Any, *, ahead: bool, diffuse: bool) -> tuple[Any, Any]:
+        """Factor of the estimate that `observe` returns, and the share of the gradient in it."""
+        return 1.0, float(ahead)
 
     @property
     @abc.abstractmethod
     def leftover(self) -> float:
-        """The share of a surprise ``g - m`` that a usual update leaves; its square is a variance."""
+        """Share of a surprise ``g - m`` that a typical update leaves; its square is a variance."""
 
     @abc.abstractmethod
     def observe(
-        self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool, typical: Array,
-    ) -> tuple[Array, Array, State]:  # fmt: skip
-        """See ``g``, the gradient number ``t``: the mean to store, the estimate to use, the memory.
+        self, g: Array, m: Array, v: Array, state: State, s: Any, typical: Any, dt: Any
+    ) -> tuple[Array, Array, State]:
+        """Update the stored mean ``m`` by the gradient ``g``.
 
-        ``v`` is the variance of each coordinate, ``typical`` that of a typical one of the tensor.
+        Args:
+            g, m, v: Gradient, stored mean, and stored variance of each coordinate.
+            state: State of the filter.
+            s: `lossnav.rules.diagonal.Scalars` of the step.
+            typical: Mean of the estimated variance over the tensor.
+            dt: Time between steps.
+
+        Returns:
+            The mean to store, the estimate to use (up to the factor of `estimate`), and the state.
         """
 
     @property
@@ -61,20 +71,16 @@ class Gain(abc.ABC):
 
 @dataclass(frozen=True)
 class Betas(Gain):
-    r"""One constant gain :math:`1-\beta_1`, after a start that averages all gradients alike.
+    r"""A constant gain :math:`1-\beta_1` with Adam's bias correction.
 
-    The mean of a filter that forgets at rate :math:`\beta` and starts from a diffuse prior has the
-    gain :math:`K_t=(1-\beta)/(1-\beta^t)`. That is Adam with its bias correction, exactly; the
-    memory here is Adam's too, a mean with zeros averaged in, divided by :math:`1-\beta^t` when used.
+    A filter that forgets at rate :math:`\beta` and starts from a diffuse prior has the gain
+    :math:`K_t=(1-\beta)/(1-\beta^t)`, which is exactly Adam's average with its bias correction. The
+    state is Adam's, too: an average that starts at zero, divided by :math:`1-\beta^t` when used.
 
     Args:
-        beta1: What a step leaves of the old mean, from 0 (trust the last gradient) to below 1.
-        used: Take the step from a mean that gives the last gradient the weight ``1 - used`` instead
-            (Lion has a memory of 0.99, used with 0.9).
-
-    Examples:
-        >>> Betas(0.9).words
-        'one gain for all coordinates, 1 - beta1 = 0.1'
+        beta1: Decay rate of the average, from 0 (use the last gradient alone) to below 1.
+        used: Decay rate in the step, if it differs from that of the stored average (Lion stores
+            with 0.99 and steps with 0.9).
     """
 
     beta1: float = 0.9
@@ -92,20 +98,20 @@ class Betas(Gain):
     def weight(self, t: Array, diffuse: bool) -> Any:
         return one_minus_power(self.beta1, t) if diffuse else 1.0
 
+    def estimate(self, t: Any, *, ahead: bool, diffuse: bool) -> tuple[Any, Any]:
+        if not ahead:
+            return 1 / self.weight(t, diffuse), 0.0
+        old = self.beta1 / self.weight(t + 1, diffuse)
+        new = (1 - self.beta1) / self.weight(t, diffuse)
+        return old + new, new / (old + new)
+
     def observe(
-        self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool, typical: Array,
-    ) -> tuple[Array, Array, State]:  # fmt: skip
+        self, g: Array, m: Array, v: Array, state: State, s: Any, typical: Any, dt: Any
+    ) -> tuple[Array, Array, State]:
         new = lerp(m, g, 1 - self.beta1)
         if self.used is not None:
             return new, lerp(m, g, 1 - self.used), {}
-        if not diffuse:
-            return new, lerp(g, new, self.beta1) if ahead else new, {}
-        now = self.weight(t, diffuse)
-        if not ahead:
-            return new, new / now, {}
-        mean = new / self.weight(t + 1, diffuse)
-        return new, self.beta1 * mean + (1 - self.beta1) * (g / now), {}
+        return new, lerp(new, g, s.look) if present(s.look) else new, {}
 
     @property
     def words(self) -> str:
@@ -117,20 +123,15 @@ class Betas(Gain):
 
 @dataclass(frozen=True)
 class SteadyKalman(Gain):
-    r"""The gain that a Kalman filter settles at, by the noise of each coordinate.
+    r"""The steady-state gain of a Kalman filter, by the noise of each coordinate.
 
-    For a mean that wanders by variance q in a step, the steady gain solves
-    :math:`K^2/(1-K)=q/R`, so :math:`K = 2/(1+\sqrt{1+4R/q})`: noisy coordinates average longer. Here
-    R is the coordinate's v and q is such that a coordinate of the tensor's typical noise has the gain
-    :math:`1-\beta_1`. A diffuse start averages the first gradients alike, :math:`K\ge 1/t`.
+    For a mean that follows a random walk with step variance q, the steady gain solves
+    :math:`K^2/(1-K)=q/R`, so :math:`K = 2/(1+\sqrt{1+4R/q})`: noisy coordinates average longer. R
+    is the coordinate's v, and q is such that a coordinate with the tensor's mean v has the gain
+    :math:`1-\beta_1`. A diffuse prior averages the first gradients alike, :math:`K\ge 1/t`.
 
     Args:
-        beta1: Adam's setting, for a coordinate of typical noise; above 0 and below 1.
-
-    Examples:
-        >>> import numpy as np
-        >>> SteadyKalman(0.9).gain(np.array([0.2, 1.0, 1.8]), np.asarray(1000.0), 1.0).round(4)
-        array([0.2096, 0.1   , 0.0755])
+        beta1: Decay rate of a coordinate of typical noise; above 0 and below 1.
     """
 
     beta1: float = 0.9
@@ -146,20 +147,19 @@ class SteadyKalman(Gain):
         return self.beta1
 
     def gain(self, v: Array, t: Array, typical: Any) -> Array:
-        """The gain of each coordinate at step ``t``, for variances ``v`` of which one is typical."""
+        """Gain of each coordinate at step ``t``, by its variance relative to ``typical``."""
         xp = array_namespace(v)
-        relative = v / positive_or_one(typical * xp.ones_like(v))
         ratio = self.beta1 / (1 - self.beta1) ** 2  # R/q of a typical coordinate
-        steady = 2 / (1 + xp.sqrt(1 + 4 * ratio * relative))
-        return xp.maximum(steady, 1 / t * xp.ones_like(v))
+        noise = v * (4 * ratio / positive_or_one(typical))
+        steady = 2 / shifted(xp.sqrt(shifted(noise, 1)), 1)
+        return xp.clip(steady, min=1 / t)
 
     def observe(
-        self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool, typical: Array,
-    ) -> tuple[Array, Array, State]:  # fmt: skip
-        K = self.gain(v, t, typical)
-        new = m + K * (g - m)
-        return new, new + K * (g - new) if ahead else new, {}
+        self, g: Array, m: Array, v: Array, state: State, s: Any, typical: Any, dt: Any
+    ) -> tuple[Array, Array, State]:
+        K = self.gain(v, s.t, typical / s.level)
+        new = lerp(m, g, K)
+        return new, lerp(new, g, K) if s.look else new, {}
 
     @property
     def words(self) -> str:
@@ -175,20 +175,17 @@ class Kalman(Gain):
 
     The prior is :math:`\dot m=-\alpha m+\xi\cdot`\ noise. Between two gradients,
 
-    .. math:: m^-=e^{-\alpha\Delta t}m,\qquad P^-=e^{-2\alpha\Delta t}P+\xi^2\,\frac{1-e^{-2\alpha\Delta t}}{2\alpha},
+    .. math:: m^-=e^{-\alpha\Delta t}m,\qquad
+              P^-=e^{-2\alpha\Delta t}P+\xi^2\,\frac{1-e^{-2\alpha\Delta t}}{2\alpha},
 
     (:math:`\xi^2\Delta t` where :math:`\alpha=0`), and a gradient of variance R moves the mean by
     :math:`K=P^-/(P^-+R)` and leaves :math:`P=KR`.
 
     Args:
         alpha: Rate at which the mean gradient returns to zero, zero or more.
-        xi: How fast it wanders, in units of a gradient for each square root of time, zero or more.
-        noise: R, the variance of one gradient; None takes the rule's belief v.
-        P0: Variance of the mean before the first gradient; None is a diffuse prior.
-
-    Examples:
-        >>> Kalman(alpha=0.1, xi=0.5).words
-        'the exact Kalman filter of an Ornstein-Uhlenbeck mean with alpha = 0.1, xi = 0.5'
+        xi: Diffusion of the mean, in units of a gradient per square root of time, zero or more.
+        noise: R, the variance of one gradient; None uses the rule's v.
+        P0: Prior variance of the mean; None is a diffuse prior.
     """
 
     alpha: float = 0.0
@@ -218,21 +215,20 @@ class Kalman(Gain):
         return 1.0
 
     def observe(
-        self, g: Array, m: Array, v: Array, t: Array, state: State, *, dt: Any, ahead: bool,
-        diffuse: bool, typical: Array,
-    ) -> tuple[Array, Array, State]:  # fmt: skip
+        self, g: Array, m: Array, v: Array, state: State, s: Any, typical: Any, dt: Any
+    ) -> tuple[Array, Array, State]:
         xp = array_namespace(g)
         one = xp.ones_like(g)
-        R = v if self.noise is None else self.noise * one
+        R = s.level * v if self.noise is None else self.noise * one
         spread = one * dt
         if self.alpha:
             spread = -xp.expm1(-2 * self.alpha * dt * one) / (2 * self.alpha)
         before = xp.exp(-2 * self.alpha * dt * one) * state["P"] + self.xi**2 * spread
         K = before / positive_or_one(before + R)
         if self.P0 is None:
-            K = xp.where(t <= 1, one, K)
-        new = m + K * (g - m)
-        return new, new + K * (g - new) if ahead else new, {"P": K * R}
+            K = xp.where(s.t <= 1, one, K)
+        new = lerp(m, g, K)
+        return new, lerp(new, g, K) if s.look else new, {"P": K * R}
 
     @property
     def words(self) -> str:
@@ -243,8 +239,14 @@ class Kalman(Gain):
 
 
 def known(value: Any) -> bool:
-    """Whether a setting is a plain number; an array may be one that is only known when it is run."""
-    return isinstance(value, numbers.Real) or not hasattr(value, "ndim")
+    """Whether a setting is a plain number; the value of an array may be unknown until it runs."""
+    # Most are floats, for which the question after `ndim` is the quicker one.
+    return not hasattr(value, "ndim") or isinstance(value, numbers.Real)
+
+
+def present(value: Any) -> bool:
+    """Whether a setting has an effect, or may have one."""
+    return not known(value) or value != 0
 
 
 def fraction(name: str, value: Any) -> Any:
@@ -252,16 +254,19 @@ def fraction(name: str, value: Any) -> Any:
     return checks.fraction(name, value) if known(value) else value
 
 
-def one_minus_power(beta: float, t: Array) -> Any:
-    """``1 - beta**t`` without the cancellation that spoils it in single precision."""
-    xp = array_namespace(t)
+def one_minus_power(beta: Any, t: Any) -> Any:
+    """``1 - beta**t`` without cancellation, for numbers and arrays."""
     if not known(beta):
+        xp = array_namespace(beta)
         return -xp.expm1(t * xp.log(beta))
-    return -xp.expm1(t * math.log(beta)) if beta else 1.0
+    if not beta:
+        return 1.0
+    rate = math.log(beta)
+    return -math.expm1(t * rate) if known(t) else -array_namespace(t).expm1(t * rate)
 
 
-def lerp(a: Array, b: Array, weight: float) -> Array:
-    """``a + weight * (b - a)``, by the framework's own where it has one: to the last bit as there."""
+def lerp(a: Array, b: Array, weight: Any) -> Array:
+    """``a + weight * (b - a)``, by the framework's own function if it has one, bit for bit."""
     own = getattr(array_namespace(a), "lerp", None)
     if own is not None:
         return own(a, b, weight)
@@ -269,18 +274,42 @@ def lerp(a: Array, b: Array, weight: float) -> Array:
     return a + weight * (b - a) if small else b - (1 - weight) * (b - a)
 
 
-def positive_or_one(x: Array) -> Array:
+def squared_average(v: Array, g: Array, beta: Any) -> Array:
+    """``beta * v + (1 - beta) * g**2``, by the framework's own function if it has one."""
+    xp = array_namespace(v)
+    if hasattr(xp, "squared_average"):
+        return xp.squared_average(v, g, beta)
+    if hasattr(xp, "addcmul") and known(beta):
+        return xp.addcmul(beta * v, g, g, value=1 - beta)
+    return beta * v + (1 - beta) * (g * g)
+
+
+def shifted(a: Array, by: Any) -> Array:
+    """``a + by``, in the memory of ``a`` where a framework can: ``a`` is not to be used again."""
+    own = getattr(array_namespace(a), "shifted", None)
+    return a + by if own is None else own(a, by)
+
+
+def add_scaled(a: Array, b: Array, scale: Any) -> Array:
+    """``a + scale * b``, like `shifted` in the memory of ``a`` where a framework can."""
+    own = getattr(array_namespace(a), "add_scaled", None)
+    return a + scale * b if own is None else own(a, b, scale)
+
+
+def positive_or_one(x: Any) -> Any:
     """``x``, with one where it is zero: a divisor for what is zero there too."""
+    if known(x):
+        return x if x > 0 else 1.0
     xp = array_namespace(x)
     return xp.where(x > 0, x, xp.ones_like(x))
 
 
 def memory_dtype(theta: Array) -> Any:
-    """Memory is held in the parameters' precision, but no lower than single."""
+    """Precision of the state: that of the parameters, but at least single."""
     xp = array_namespace(theta)
     if not xp.isdtype(theta.dtype, "real floating"):
         raise TypeError(
-            f"Parameters have dtype {theta.dtype}, but a belief is about real numbers: use a floating "
-            "type, and view complex parameters as pairs of reals."
+            f"Parameters have dtype {theta.dtype}, but a belief is about real numbers: use a "
+            "floating type, and view complex parameters as pairs of reals."
         )
     return xp.result_type(theta.dtype, xp.float32)

@@ -1,45 +1,248 @@
-r"""A belief that is diagonal in a learnt basis: SOAP as Adam's step after a rotation.
+r"""Rules that are diagonal in a learned basis: SOAP is Adam's step after a rotation.
 
-A gradient that is a matrix G is believed to vary independently along the eigenvectors of
-:math:`E[GG^T]` and of :math:`E[G^TG]`. There the step of `lossnav.rules.family` is taken, coordinate by
-coordinate. The same holds for any number of axes, each with its own covariance.
+The learner believes that a gradient matrix G varies independently along the eigenvectors of
+:math:`E[GG^T]` and of :math:`E[G^TG]`, and takes the step of `lossnav.rules.family` there,
+coordinate by coordinate. The basis follows the averaged covariances by orthogonal iteration: it is
+sorted by :math:`\mathrm{diag}(Q^TCQ)`, largest first, and then :math:`Q\leftarrow\mathrm{qr}(CQ)`.
+
+The functions here take one matrix or a stack of them; axes are counted from the end, so that -2 are
+the rows and -1 the columns. `KroneckerRule` is SOAP with the theory's settings, for any number of
+axes. `RotatedRule` runs any diagonal rule on a matrix; the optimizers of `lossnav.optim` take its
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
-from array_api_compat import array_namespace, device, is_jax_namespace
+from array_api_compat import device, is_jax_namespace
 
 from lossnav._base import checks
-from lossnav.rules.base import Array, State
+from lossnav.rules.arrays import array_namespace
+from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import lerp, memory_dtype, one_minus_power
+from lossnav.rules.gains import known, lerp, memory_dtype, one_minus_power
+
+Basis = Mapping[int, Array]
+"""Eigenvectors as columns, by axis; an axis without any keeps its coordinates."""
+LEAST = 1e-11
+"""Curvature added to every direction at a refresh, in units of the largest."""
+
+
+def matrix_size(shape: tuple[int, ...], *, pairs: bool = False) -> tuple[int, int]:
+    """Rows and columns of a parameter: its first axis and all others; a vector has no columns.
+
+    Examples:
+        >>> matrix_size((8, 3, 2, 2)), matrix_size((4, 3), pairs=True), matrix_size((5,))
+        ((8, 12), (4, 6), (1, 0))
+    """
+    if len(shape) < 2 or 0 in shape:
+        return 1, 0
+    return shape[0], math.prod(shape[1:]) * (2 if pairs else 1)
+
+
+def sides(
+    rows: int, columns: int, *, matrix: bool | str, max_dim: int, basis_beta: float
+) -> tuple[int, ...]:
+    """The axes of a matrix that get a basis, 0 for its rows; without any the rule is diagonal.
+
+    With ``matrix="auto"`` a side gets one if it is at most ``max_dim`` long and if the averaged
+    gradients can span it: each has at most as many directions as the other side is long, and the
+    average holds about ``1 / (1 - basis_beta)`` of them. True gives one to every side longer than
+    one, False to none.
+
+    Examples:
+        >>> auto = {"matrix": "auto", "max_dim": 4096, "basis_beta": 0.95}
+        >>> sides(512, 512, **auto), sides(50_000, 512, **auto), sides(1, 512, **auto)
+        ((0, 1), (1,), ())
+    """
+    lengths = rows, columns
+    if matrix is False or rows * columns == 0:
+        return ()
+    if matrix is True:
+        return tuple(i for i in (0, 1) if lengths[i] > 1)
+    if min(lengths) == 1:
+        return ()
+    # Slightly more than one, so that a ratio of exactly 1 / (1 - 0.95) is inside.
+    reach = 1.000001 / (1 - basis_beta)
+    longest = [min(max_dim, reach * other) for other in (columns, rows)]
+    return tuple(i for i in (0, 1) if lengths[i] <= longest[i])
+
+
+@lru_cache(maxsize=64)
+def phases(costs: tuple[float, ...], refresh: int) -> tuple[int, ...]:
+    """The step of each cycle at which each matrix is refreshed, balancing the work per step.
+
+    Greedy: the most expensive matrix goes first, each to the step with the least work so far.
+
+    Examples:
+        >>> phases((1.0, 8.0, 1.0, 1.0), 2)
+        (1, 0, 1, 1)
+    """
+    slots = [(0.0, i) for i in range(refresh)]
+    chosen = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        load, slot = heapq.heappop(slots)
+        chosen[i] = slot
+        heapq.heappush(slots, (load + costs[i], slot))
+    return tuple(chosen)
+
+
+def check_basis(refresh: Any, max_dim: Any, matrix: Any) -> None:
+    """Refuse settings of a basis that no optimizer can use."""
+    for name, value in (("refresh", refresh), ("max_dim", max_dim)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
+    if matrix not in (True, False, "auto"):
+        raise ValueError(f'matrix is {matrix!r}, but it must be True, False or "auto".')
+
+
+def rotate(a: Array, basis: Basis, *, back: bool = False) -> Array:
+    r"""Rotate ``a`` into the basis, :math:`Q_L^TAQ_R` for a matrix, or ``back`` from it.
+
+    Examples:
+        >>> import numpy as np
+        >>> Q = np.array([[0.0, 1.0], [1.0, 0.0]])
+        >>> rotate(np.array([[1.0, 2.0], [3.0, 4.0]]), {-2: Q})
+        array([[3., 4.],
+               [1., 2.]])
+    """
+    xp = array_namespace(a)
+    for axis, Q in basis.items():
+        if axis == -2:
+            a = (Q if back else xp.matrix_transpose(Q)) @ a
+            continue
+        Q = xp.matrix_transpose(Q) if back else Q
+        a = a @ Q if axis == -1 else xp.moveaxis(xp.moveaxis(a, axis, -1) @ Q, -1, axis)
+    return a
+
+
+def zero_rounding_noise(a: Array) -> Array:
+    """Zero the entries of a rotated matrix that are below eps times its norm.
+
+    A basis concentrates gradients in few coordinates. If one gradient comes again, all others are
+    rounding errors, and division by the root of their variance would raise them to full steps.
+    """
+    xp = array_namespace(a)
+    norm = xp.linalg.vector_norm(a, axis=(-2, -1), keepdims=True)
+    return xp.where(xp.abs(a) > xp.finfo(a.dtype).eps * norm, a, 0.0)
+
+
+def averaged_covariance(C: Array, g: Array, axis: int, beta: float) -> Array:
+    """The average of the covariance along one axis after one more gradient; ``g`` is no stack."""
+    others = [i for i in range(g.ndim) if i != axis % g.ndim]
+    outer = array_namespace(g).tensordot(g, g, axes=(others, others))
+    return lerp(C, outer, 1 - beta)
+
+
+def first_basis(G: Array, axes: Iterable[int]) -> dict[int, Array]:
+    """The singular vectors of a first gradient, largest first, for the axes that get a basis.
+
+    They are the eigenvectors of its covariances, without squaring the range of its values.
+    Directions missing from the gradient have no order of their own. They get that of the
+    coordinate axes; otherwise rounding would choose them, and with them the path.
+    """
+    xp = array_namespace(G)
+    axes = tuple(axes)
+    lengths = {-2: G.shape[-2], -1: G.shape[-1]}
+    longer = any(lengths[axis] > min(lengths.values()) for axis in axes)
+    U, s, Vt = xp.linalg.svd(G, full_matrices=longer)
+    vectors = {-2: U, -1: xp.matrix_transpose(Vt)}
+    return {axis: _with_ordered_null_space(vectors[axis], s) for axis in axes}
+
+
+def _with_ordered_null_space(Q: Array, s: Array) -> Array:
+    xp = array_namespace(Q)
+    n = Q.shape[-1]
+    at: Any = {"dtype": Q.dtype, "device": device(Q)}
+    s = xp.concat([s, xp.zeros((*s.shape[:-1], n - s.shape[-1]), **at)], axis=-1)
+    missing = s <= 1e-5 * s[..., :1]
+
+    def ordered(Q: Array) -> Array:
+        # The eigenvectors of a ramp among the missing; above it, the others keep their places.
+        ramp = (xp.matrix_transpose(Q) * xp.linspace(1.0, 0.0, n, **at)) @ Q
+        among = missing[..., :, None] & missing[..., None, :]
+        places = xp.where(missing, xp.zeros_like(s), 1.0 + n - xp.arange(n, **at))
+        key = xp.where(among, ramp, xp.zeros_like(ramp)) + places[..., None] * xp.eye(n, **at)
+        return Q @ xp.flip(xp.linalg.eigh(key)[1], axis=-1)
+
+    return _either(xp, xp.any(missing), ordered, lambda Q: Q, Q)
+
+
+def refreshed_basis(
+    C: Array, Q: Array, *, least: float = LEAST, dtype: Any = None
+) -> tuple[Array, Array, Array]:
+    r"""One step of orthogonal iteration, for one matrix or a stack.
+
+    The iteration is with :math:`C+\delta I`, which has the same eigenvectors: a direction without
+    gradients stays as it was, where it would become the rounding error of a zero. A covariance
+    that overflowed gives no basis, and the old one is kept.
+
+    Args:
+        C: Covariances.
+        Q: Their present basis.
+        least: :math:`\delta` in units of the largest variance, or a few eps if that is more; zero
+            iterates with C itself.
+        dtype: Precision of the factorization, if not that of ``Q``.
+
+    Returns:
+        The new basis; the order that sorts the old directions, largest variance first; and
+        whether the covariance was usable.
+    """
+    xp = array_namespace(Q)
+    ahead = C @ Q
+    variances = xp.sum(Q * ahead, axis=-2)
+    order = xp.argsort(variances, axis=-1, descending=True)
+    if least:
+        delta = max(8 * float(xp.finfo(Q.dtype).eps), least) * xp.max(variances, axis=-1)
+        ahead = ahead + delta[..., None, None] * Q
+    ahead = xp.take_along_axis(ahead, order[..., None, :], axis=-1)
+    finite = xp.isfinite(xp.sum(ahead, axis=(-2, -1)))
+    ahead = xp.where(finite[..., None, None], ahead, 0.0)
+    ahead = ahead if dtype is None else xp.astype(ahead, dtype)
+    new = xp.astype(xp.linalg.qr(ahead)[0], Q.dtype)
+    good = finite & xp.isfinite(xp.sum(new, axis=(-2, -1)))
+    same = xp.arange(Q.shape[-1], dtype=order.dtype, device=device(Q))
+    return (
+        xp.where(good[..., None, None], new, Q),
+        xp.where(good[..., None], order, same),
+        good,
+    )
+
+
+def sorted_variance(v: Array, axis: int, order: Array) -> Array:
+    """Variances along an axis (-2 or -1) in the order of its new directions: they do not rotate."""
+    index = order[..., :, None] if axis == -2 else order[..., None, :]
+    return array_namespace(v).take_along_axis(v, index, axis=axis)
 
 
 @dataclass(frozen=True)
 class KroneckerRule(BeliefFamily):
-    r"""The optimal step under a belief that is diagonal in a basis learnt from the gradients.
+    r"""The optimal step under a belief that is diagonal in a basis learned from the gradients.
 
-    For each axis of the parameter the covariance of gradients along it, :math:`E[GG^T]` for rows and
-    :math:`E[G^TG]` for columns, is averaged. Its eigenvectors Q are the basis: the variance v of the
-    rotated gradient is averaged there, and the step of the family is taken there and rotated back.
-    Every ``refresh`` steps the basis follows the covariance by one power iteration and a QR
-    factorisation. The first gradient sets up the basis and moves nothing.
+    For each axis of the parameter the covariance of gradients along it, :math:`E[GG^T]` for rows
+    and :math:`E[G^TG]` for columns, is averaged. Its eigenvectors Q are the basis: the variance v
+    of the rotated gradient is averaged there, and the step of the family is taken there and rotated
+    back. Every ``refresh`` steps the basis follows the covariance by one power iteration and a QR
+    factorization. The first gradient sets up the basis and moves nothing.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in `BeliefFamily`.
-            The weights decay after the step.
-        beta1: What a step leaves of the old mean.
-        beta2: What a step leaves of the old variance, in the basis.
-        basis_beta: What a step leaves of the old covariances; None takes ``beta2``.
-        refresh: Steps between two looks at the basis.
-        max_dim: Axes longer than this keep their own basis.
+        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
+            `BeliefFamily`. The weights decay after the step.
+        beta1: Decay factor of the mean.
+        beta2: Decay factor of the variance, in the basis.
+        basis_beta: Decay factor of the covariances; None takes ``beta2``.
+        refresh: Steps between two refreshes of the basis.
+        max_dim: Axes longer than this keep their own coordinates.
         vectors: Whether a parameter with one axis gets a basis too.
         eps: Added to the root before its bias is corrected, as in SOAP.
-        single: Factorise in single precision whatever the parameters are, as the reference does.
+        single: Factorize in single precision whatever the parameters are, as the reference does.
 
     Examples:
         >>> import numpy as np
@@ -68,9 +271,7 @@ class KroneckerRule(BeliefFamily):
         if self.basis_beta is not None:
             checks.fraction("basis_beta", self.basis_beta)
         checks.non_negative("eps", self.eps)
-        for name in ("refresh", "max_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but it must be one or more.")
+        check_basis(self.refresh, self.max_dim, "auto")
 
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         """The axes that get a basis."""
@@ -81,17 +282,12 @@ class KroneckerRule(BeliefFamily):
     def init(self, theta: Array) -> State:
         xp = array_namespace(theta)
         dtype = memory_dtype(theta)
-        at = device(theta)
         state = {
-            "t": xp.zeros((), dtype=xp.int32, device=at),
+            "t": xp.zeros((), dtype=xp.int32, device=device(theta)),
             "m": xp.zeros_like(theta, dtype=dtype),
             "v": xp.zeros_like(theta, dtype=dtype),
         }
-        for i in self._axes(theta.shape):
-            n = theta.shape[i]
-            state[f"C{i}"] = xp.zeros((n, n), dtype=dtype, device=at)
-            state[f"Q{i}"] = xp.eye(n, dtype=dtype, device=at)
-        return state
+        return state | _blank_basis(theta, self._axes(theta.shape))
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         xp = array_namespace(theta)
@@ -106,8 +302,7 @@ class KroneckerRule(BeliefFamily):
         xp = array_namespace(g)
         state = self._observed(g, state)
         for i in self._axes(g.shape):
-            Q = xp.linalg.eigh(state[f"C{i}"])[1]
-            state[f"Q{i}"] = xp.flip(Q, axis=1)
+            state[f"Q{i}"] = xp.flip(xp.linalg.eigh(state[f"C{i}"])[1], axis=1)
         return xp.zeros_like(g), state
 
     def _walk(self, g: Array, state: State, x: Array) -> tuple[Array, State]:
@@ -131,37 +326,22 @@ class KroneckerRule(BeliefFamily):
         return move, _either(xp, due, self._refreshed, lambda s: s, state)
 
     def _rotate(self, a: Array, state: State, *, back: bool = False) -> Array:
-        """``a`` in the basis, or back from it: each axis in turn goes from the front to the end."""
-        xp = array_namespace(a)
-        for i in range(a.ndim):
-            if f"Q{i}" in state:
-                a = xp.tensordot(a, state[f"Q{i}"], axes=([0], [1 if back else 0]))
-            else:
-                a = xp.permute_dims(a, (*range(1, a.ndim), 0))
-        return a
+        return rotate(a, _basis(state, a.ndim), back=back)
 
     def _observed(self, g: Array, state: State) -> State:
-        xp = array_namespace(g)
         beta = self.beta2 if self.basis_beta is None else self.basis_beta
-        new = dict(state)
-        for i in self._axes(g.shape):
-            others = [j for j in range(g.ndim) if j != i]
-            outer = xp.tensordot(g, g, axes=(others, others))
-            new[f"C{i}"] = lerp(state[f"C{i}"], outer, 1 - beta)
-        return new
+        return state | {
+            f"C{i}": averaged_covariance(state[f"C{i}"], g, i, beta) for i in self._axes(g.shape)
+        }
 
     def _refreshed(self, state: State) -> State:
-        """One power iteration, largest variance first; v keeps to its directions."""
         new = dict(state)
         xp = array_namespace(state["v"])
+        dtype = xp.float32 if self.single else None
         for i in self._axes(state["v"].shape):
-            Q = state[f"Q{i}"]
-            ahead = state[f"C{i}"] @ Q
-            order = xp.argsort(xp.sum(Q * ahead, axis=0), descending=True)
-            ahead = xp.take(ahead, order, axis=1)
+            C, Q = state[f"C{i}"], state[f"Q{i}"]
+            new[f"Q{i}"], order, _ = refreshed_basis(C, Q, least=0.0, dtype=dtype)
             new["v"] = xp.take(new["v"], order, axis=i)
-            wide = xp.astype(ahead, xp.float32) if self.single else ahead
-            new[f"Q{i}"] = xp.astype(xp.linalg.qr(wide)[0], ahead.dtype)
         return new
 
     def _belief(self) -> list[str]:
@@ -175,12 +355,118 @@ class KroneckerRule(BeliefFamily):
         ]
 
 
+@dataclass(frozen=True)
+class RotatedRule(Rule):
+    r"""A diagonal rule for a matrix, run in the eigenvectors of its gradients' covariances.
+
+    A parameter with more axes is a matrix of its first axis and the rest. The first nonzero
+    gradient sets up the basis and moves nothing: in the basis of that gradient alone most
+    coordinates would be rounding errors. Later gradients are rotated into the basis of those
+    before them. The mean is kept in the basis and rotated with it, so that it stays the same
+    mean; a variance cannot be rotated, and stays with its directions.
+
+    Args:
+        dt: Learning rate, which replaces that of ``inner``.
+        inner: The diagonal rule.
+        sides: The axes of the matrix that have a basis, as `sides` gives them.
+        basis_beta: Decay factor of the covariances.
+        refresh: Steps between two refreshes of the basis.
+        phase: The basis is refreshed after steps that leave this remainder.
+    """
+
+    inner: BeliefRule = field(default_factory=BeliefRule.practical)
+    sides: tuple[int, ...] = (0, 1)
+    basis_beta: float = 0.95
+    refresh: int = 10
+    phase: int = 0
+
+    def __post_init__(self) -> None:
+        if known(self.basis_beta):
+            checks.fraction("basis_beta", self.basis_beta)
+
+    def init(self, theta: Array) -> State:
+        X = _as_matrix(theta)
+        belief = self.inner.init(X)
+        return {"step": belief.pop("t"), **belief, **_blank_basis(X, self.sides)}
+
+    def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
+        xp = array_namespace(theta)
+        G = _as_matrix(grad)
+        move, kept = _either(
+            xp, state["step"] > 0, lambda s: self._walk(G, s), lambda s: self._begin(G, s), state
+        )
+        return xp.reshape(move, theta.shape), kept
+
+    def _begin(self, G: Array, state: State) -> tuple[Array, State]:
+        xp = array_namespace(G)
+        seen = xp.any(G != 0)  # a gradient of zeros says nothing about a basis
+        begun = self._observed(G, state)
+        for axis, Q in first_basis(G, [i - 2 for i in self.sides]).items():
+            begun[f"Q{axis + 2}"] = Q
+        kept = {name: xp.where(seen, begun[name], value) for name, value in state.items()}
+        kept["step"] = state["step"] + xp.astype(seen, state["step"].dtype)
+        if "peak" in state:
+            longest = self.dt * (1 + self.inner.saturation) * xp.ones_like(state["peak"])
+            kept["peak"] = xp.maximum(state["peak"], longest)
+        return xp.zeros_like(G), kept
+
+    def _walk(self, G: Array, state: State) -> tuple[Array, State]:
+        basis = _basis(state, 2)
+        # The first gradient is not part of mean and variance: their count is one less.
+        belief: State = {name: state[name] for name in ("m", "v", "peak") if name in state}
+        belief["t"] = state["step"] - 1
+        seen = zero_rounding_noise(rotate(G, basis))
+        zeros = array_namespace(G).zeros_like(G)
+        move, belief = replace(self.inner, dt=self.dt).update(seen, belief, zeros)
+        step = belief.pop("t")
+        kept = self._observed(G, {**state, **belief})
+        due = step % self.refresh == self.phase % self.refresh
+        kept = _either(array_namespace(G), due, self._refreshed, lambda s: s, kept)
+        return rotate(move, basis, back=True), {**kept, "step": step + 1}
+
+    def _observed(self, G: Array, state: State) -> State:
+        return state | {
+            f"C{i}": averaged_covariance(state[f"C{i}"], G, i, self.basis_beta) for i in self.sides
+        }
+
+    def _refreshed(self, state: State) -> State:
+        new = dict(state)
+        for i in self.sides:
+            C = state[f"C{i}"]
+            new[f"Q{i}"], order, good = refreshed_basis(C, state[f"Q{i}"])
+            new["v"] = sorted_variance(new["v"], i - 2, order)
+            xp = array_namespace(C)
+            new[f"C{i}"] = xp.where(good, C, xp.zeros_like(C))  # one that overflowed begins anew
+        if "m" in state:
+            new["m"] = rotate(rotate(state["m"], _basis(state, 2), back=True), _basis(new, 2))
+        return new
+
+
+def _blank_basis(theta: Array, axes: Iterable[int]) -> State:
+    xp = array_namespace(theta)
+    at: Any = {"dtype": memory_dtype(theta), "device": device(theta)}
+    state: State = {}
+    for i in axes:
+        n = theta.shape[i]
+        state |= {f"C{i}": xp.zeros((n, n), **at), f"Q{i}": xp.eye(n, **at)}
+    return state
+
+
+def _basis(state: State, ndim: int) -> Basis:
+    return {i - ndim: state[f"Q{i}"] for i in range(ndim) if f"Q{i}" in state}
+
+
+def _as_matrix(a: Array) -> Array:
+    return array_namespace(a).reshape(a, (a.shape[0], -1))
+
+
 def _either(
     xp: Any, flag: Array, yes: Callable[[Any], Any], no: Callable[[Any], Any], given: Any
 ) -> Any:
-    """``yes(given)`` or ``no(given)``, traced where it must be; an eigenbasis is too dear for both."""
+    """``yes(given)`` or ``no(given)``; traced by JAX, where computing both would cost too much."""
     if is_jax_namespace(xp):
         import jax
 
         return jax.lax.cond(flag, yes, no, given)
-    return yes(given) if bool(flag) else no(given)
+    # A meta tensor of PyTorch has a shape and no value; both branches return the same shapes.
+    return yes(given) if getattr(flag, "is_meta", False) or bool(flag) else no(given)

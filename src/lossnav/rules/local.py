@@ -1,11 +1,12 @@
-r"""LocalRule: rules for a quadratic picture of the nearby loss (paper Sec. 3 and 4, App. E).
+r"""LocalRule: rules for a quadratic model of the nearby loss (paper Sec. 3 and 4, App. E).
 
 Near theta_0 the learner believes L = g.x + x.H.x/2, with x = theta - theta_0 and a metric G. The
-optimal step is then one scalar function of curvature (`lossnav.solvers.curvature.step_gain`), applied to the
-gradient:
+optimal step is then one scalar function of curvature (`lossnav.solvers.curvature.step_gain`),
+applied to the gradient:
 
 .. math:: \Delta\theta = -G^{-1/2}\,\phi(G^{-1/2} H G^{-1/2})\,G^{-1/2} g, \qquad
-          \phi(h) = \frac{1-e^{-\rho\Delta t}}{\rho}\,\frac{\eta k}{\gamma/2+\sqrt{\gamma^2/4+\eta kh}}.
+          \phi(h) = \frac{1-e^{-\rho\Delta t}}{\rho}\,\frac{\eta k}{\gamma/2+\sqrt{\gamma^2/4+\eta
+          kh}}.
 
 Gradient descent, the ballistic rule, Newton's method and their natural forms are settings of it:
 
@@ -24,14 +25,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from lossnav._base import checks
-from lossnav.rules.arrays import like
+from lossnav.rules.arrays import array_namespace, like
 from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.operators import product
+from lossnav.rules.operators import in_metric, product
 from lossnav.rules.sources import Source, as_source
-from lossnav.rules.whitening import in_metric
 from lossnav.solvers.curvature import check_bounded, step_gain
 from lossnav.solvers.receding import MARGIN
 
@@ -40,31 +39,34 @@ _POLICIES = ["abs", "lift", "refuse"]
 
 @dataclass(frozen=True)
 class LocalRule(Rule):
-    r"""The optimal step under a quadratic picture, for any curvature, metric and decay.
+    r"""The optimal step for a quadratic model of the loss, with any curvature, metric and decay.
 
-    **Decay.** A drift :math:`f=-j\theta` changes nothing but the loss: the path is that without drift on
-    :math:`L+\frac{j(j+\gamma)}{2\eta k}\theta^TG\theta` (errata 1). So it needs no rule of its own.
+    **Decay.** A drift :math:`f=-j\theta` is equivalent to no drift on the loss
+    :math:`L+\frac{j(j+\gamma)}{2\eta k}\theta^TG\theta` (errata 1), so it needs no rule of its own.
 
-    **Negative curvature.** J is bounded, and a best path exists, where each curvature (in units of the
-    metric) is above :math:`-\gamma^2/(4\eta k)`; above 0 if dt is infinite. Where it is, the rule is exact,
-    and moves away from a saddle. Where not, ``negative`` says what stands in for the curvature:
+    **Negative curvature.** An optimal path exists where each curvature (in units of the metric) is
+    above :math:`-\gamma^2/(4\eta k)`, or above 0 if dt is infinite; there the rule is exact and
+    moves away from a saddle. Curvature below the bound is replaced, as ``negative`` says:
 
-    - ``"lift"`` (default): the bound plus a tenth of its distance to the largest curvature, as in
-      `navigate`, so that the rule goes on, fast, down the slope;
-    - ``"abs"``: its absolute value, as in saddle-free Newton methods;
-    - a number above the bound: that curvature;
-    - ``"refuse"``: nothing; it is an error. This one reads numbers, so it cannot be traced.
+    - ``"lift"`` (default): by the bound plus a tenth of its distance to the largest curvature, as
+      in `navigate`;
+    - ``"abs"``: by its absolute value, as in saddle-free Newton methods;
+    - a number above the bound: by that curvature;
+    - ``"refuse"``: by nothing; it is an error. This reads values, so it cannot be traced.
 
     Args:
-        dt: Time between steps, zero or more, or infinite (Newton).
-        curvature: A `Source`; or a `lossnav.solvers.curvature.Curvature`, an array (a diagonal in the shape of theta,
-            or a matrix), a tuple of Kronecker factors, one for each axis, or a callable theta -> one of these.
-        metric: G in any of the same forms, or a metric of `lossnav.problem.geometry`; Euclidean by default.
+        dt: Step size (time between steps), zero or more, or infinite (Newton).
+        curvature: A `Source`, a `lossnav.solvers.curvature.Curvature`, an array (a diagonal in the
+            shape of theta, or a matrix), a tuple of Kronecker factors, one for each axis, or a
+            callable theta -> one of these.
+        metric: G in any of the same forms, or a metric of `lossnav.problem.geometry`; Euclidean by
+            default.
         eta: Learning rate, positive.
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
-        decay: j, zero or more; one for each coordinate only with a diagonal curvature and metric.
-        negative: What to do about curvature without a best path.
+        decay: Rate j, zero or more; one for each coordinate only with a diagonal curvature and
+            metric.
+        negative: Policy for curvature without an optimal path.
 
     Examples:
         >>> theta = np.array([1.0, 1.0])
@@ -104,10 +106,7 @@ class LocalRule(Rule):
         return lower_bound(self.eta, self.k, self.gamma, self.dt)
 
     def init(self, theta: Array) -> State:
-        memory = {f"curvature_{k}": v for k, v in self.curvature.init(theta).items()}
-        if self.metric is not None and self.metric is not self.curvature:
-            memory |= {f"metric_{k}": v for k, v in self.metric.init(theta).items()}
-        return memory
+        return initial(self, theta)
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         H, memory = observed("curvature", self.curvature, grad, state, theta)
@@ -137,15 +136,32 @@ class LocalRule(Rule):
         added = j * (j + self.gamma) / (self.eta * self.k)
         return array_namespace(theta).reshape(like(added, theta), theta.shape)
 
+    def _repr_latex_(self) -> str:
+        """The update formula, for notebooks."""
+        step = (
+            r"\frac{1-e^{-\rho\Delta t}}{\rho}\,\frac{\eta k}{\gamma/2+\sqrt{\gamma^2/4+\eta kh}}"
+        )
+        G = "" if self.metric is None else "G^{-1/2}"
+        return rf"$\Delta\theta=-{G}\phi({G}H{G}){G}g,\quad\phi(h)={step}$"
+
     @property
     def assumptions(self) -> str:
         drift = f"weights decay by themselves, at the rate {self.decay}" if self.decay else "none"
         return in_words(self, drift)
 
 
+def initial(rule: Any, theta: Array) -> State:
+    """The state of a rule's curvature and metric, in one flat dict."""
+    state = {f"curvature_{k}": v for k, v in rule.curvature.init(theta).items()}
+    if rule.metric is not None and rule.metric is not rule.curvature:
+        state |= {f"metric_{k}": v for k, v in rule.metric.init(theta).items()}
+    return state
+
+
 def in_words(rule: Any, drift: str) -> str:
-    """What a rule with a quadratic picture assumes."""
-    horizon = "none; the learner plans for ever (gamma = 0)"
+    """The assumptions of a rule with a quadratic model."""
+    endless = "the learner plans for ever (gamma = 0)"
+    horizon = f"none; {endless}" if getattr(rule, "horizon", None) is None else "none"
     if rule.gamma:
         near = f"the learner looks ahead about {1 / rule.gamma:.3g} units of time"
         horizon = f"gamma = {rule.gamma:.6g}; {near}"
@@ -155,7 +171,8 @@ def in_words(rule: Any, drift: str) -> str:
         f"- loss: a quadratic near theta, whose curvature is {rule.curvature.words}",
         "- gradients: the slope of the loss itself, without noise",
         f"- discount: {horizon}",
-        f"- step: exact over dt = {rule.dt}, with eta = {rule.eta:.6g} and k = {rule.k:.6g}; then look again",
+        f"- step: exact over dt = {rule.dt}, with eta = {rule.eta:.6g} and k = {rule.k:.6g}; "
+        "then look again",
         f"- metric: {metric}",
         f"- drift: {drift}",
     ]
@@ -171,7 +188,7 @@ def lower_bound(eta: float, k: float, gamma: float, dt: float) -> float:
 def admitted(
     h: Array, negative: str | float, eta: float, k: float, gamma: float, dt: float
 ) -> Array:
-    """Curvatures with a stand-in for each that has no best path; see `LocalRule`."""
+    """Curvatures with a replacement for each that has no optimal path; see `LocalRule`."""
     xp = array_namespace(h)
     bound = lower_bound(eta, k, gamma, dt)
     if negative == "refuse":
@@ -203,24 +220,20 @@ def check_policy(negative: str | float, bound: float) -> None:
 
 
 def check_constants(rule: Any) -> None:
-    """Refuse a rule whose dt, eta, k or gamma means nothing; keep the last three as floats."""
-    check_dt(rule.dt)
-    for name, check in (
-        ("eta", checks.positive), ("k", checks.positive), ("gamma", checks.non_negative),
-    ):  # fmt: skip
-        object.__setattr__(rule, name, check(name, getattr(rule, name)))
-
-
-def check_dt(dt: Any) -> None:
-    """Refuse a dt that is not a time; an array, as a schedule may give, passes."""
-    if isinstance(dt, int | float | np.number) and not dt >= 0:
-        raise ValueError(f"dt is {dt:.6g}, but it must be zero or more: steps go forwards in time.")
+    """Check dt (an array, as a schedule may give, passes), eta, k and gamma."""
+    if isinstance(rule.dt, int | float | np.number) and not rule.dt >= 0:
+        raise ValueError(
+            f"dt is {rule.dt:.6g}, but it must be zero or more: steps go forwards in time."
+        )
+    for name in ("eta", "k"):
+        object.__setattr__(rule, name, checks.positive(name, getattr(rule, name)))
+    object.__setattr__(rule, "gamma", checks.non_negative("gamma", rule.gamma))
 
 
 def observed(
     name: str, source: Source, grad: Array, state: State, theta: Array
 ) -> tuple[Any, State]:
-    """What a source sees, with its part of a rule's flat memory."""
+    """The curvature of a source, with its part of a rule's flat state."""
     own = {k.removeprefix(f"{name}_"): v for k, v in state.items() if k.startswith(f"{name}_")}
     found, kept = source.observe(grad, own, theta)
     return found, {f"{name}_{k}": v for k, v in kept.items()}
@@ -230,6 +243,6 @@ def _refuse_endless(step: Array) -> None:
     xp = array_namespace(step)
     if not bool(xp.all(xp.isfinite(step))):
         raise ValueError(
-            "The step is not finite: there is a slope along a direction without curvature and gamma "
-            "is zero, or the gradient is not finite. Use gamma > 0, or negative='lift'."
+            "The step is not finite: there is a slope along a direction without curvature and "
+            "gamma is zero, or the gradient is not finite. Use gamma > 0, or negative='lift'."
         )

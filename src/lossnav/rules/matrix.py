@@ -1,8 +1,8 @@
 r"""A belief about a whole matrix: Muon as the step of the family, singular value by singular value.
 
-The step is :math:`-\ell\,\phi\,(\Gamma+\sqrt{\Gamma^2+V})^{-1}M` as in `lossnav.rules.family`, for a gradient that
-is a matrix with mean M and the belief :math:`V=MM^T` about its covariance. Without discount,
-:math:`(MM^T)^{-1/2}M` is the polar factor of M: Muon's orthogonal step.
+The step is that of `lossnav.rules.family`, :math:`-\ell\,\phi\,(\Gamma+\sqrt{\Gamma^2+V})^{-1}M`,
+for a gradient matrix with mean M and the belief :math:`V=MM^T` about its covariance. Without
+discount, :math:`(MM^T)^{-1/2}M` is the polar factor of M: Muon's orthogonal step.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from array_api_compat import array_namespace
-
 from lossnav._base import checks
+from lossnav.rules.arrays import array_namespace
 from lossnav.rules.base import Array, State
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Muon's quintic: singular values rise fast towards one, then hover about it."""
+"""Muon's quintic: singular values rise fast towards one, then fluctuate about it."""
 
 
 def newton_schulz(
@@ -32,15 +31,16 @@ def newton_schulz(
 ) -> Array:
     r"""A polynomial of M whose singular values are near one, by matrix products alone.
 
-    Each round takes :math:`X\leftarrow aX+(bA+cA^2)X` with :math:`A=XX^T`, from :math:`X=M/\lVert M\rVert`.
+    Each iteration is :math:`X\leftarrow aX+(bA+cA^2)X` with :math:`A=XX^T`, from
+    :math:`X=M/\lVert M\rVert`.
 
     Args:
         M: A matrix.
-        steps: Rounds.
+        steps: Number of iterations.
         coefficients: a, b, c. Muon's do not converge: singular values end between 0.7 and 1.2.
             ``(15/8, -5/4, 3/8)`` converge to the polar factor, but slower.
-        eps: The least norm to divide by.
-        half: Work in bfloat16, as Muon does (PyTorch and JAX arrays).
+        eps: Lower bound of the norm to divide by.
+        half: Compute in bfloat16, as Muon does (PyTorch and JAX arrays).
 
     Examples:
         >>> import numpy as np
@@ -65,7 +65,7 @@ def newton_schulz(
 
 
 def _blend(p: float, A: Array, q: float, B: Array, C: Array) -> Array:
-    """``p A + q B C``, rounded once where the framework can: it matters in half precision."""
+    """``p A + q B C``, rounded once where the framework can: that matters in half precision."""
     own = getattr(array_namespace(A), "addmm", None)
     return own(A, B, C, beta=p, alpha=q) if own is not None else p * A + q * (B @ C)
 
@@ -75,9 +75,10 @@ class PolarRule(BeliefFamily):
     r"""The optimal step under :math:`V=MM^T`: the singular values of the mean gradient, levelled.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in `BeliefFamily`.
-        beta1: What a step leaves of the old mean, which starts from zero.
-        nesterov: Look ahead: use ``beta1 * m + (1 - beta1) * g``.
+        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
+            `BeliefFamily`.
+        beta1: Decay rate of the mean, which starts from zero.
+        nesterov: Use look-ahead momentum, ``beta1 * m + (1 - beta1) * g``.
         method: ``"svd"`` for the exact factor; ``"newton-schulz"`` for Muon's polynomial, without
             discount and in the limit of a short step only.
         steps, coefficients, eps, half: Settings of `newton_schulz`.
@@ -119,8 +120,8 @@ class PolarRule(BeliefFamily):
     def init(self, theta: Array) -> State:
         if theta.ndim < 2:
             raise ValueError(
-                f"theta has shape {tuple(theta.shape)}, but a belief about a matrix needs two axes or "
-                "more: use a diagonal rule such as Adam for it."
+                f"theta has shape {tuple(theta.shape)}, but a belief about a matrix needs two axes "
+                "or more: use a diagonal rule such as Adam for it."
             )
         xp = array_namespace(theta)
         return {"m": xp.zeros_like(theta, dtype=memory_dtype(theta))}
@@ -135,7 +136,7 @@ class PolarRule(BeliefFamily):
         lr = self.lr * self._factor(*M.shape)
         if self.method == "svd":
             U, s, Vt = xp.linalg.svd(M, full_matrices=False)
-            # A direction that no gradient had has no optimal speed: it is left alone.
+            # A direction without gradients has no optimal speed: it is left alone.
             s = xp.where(s > xp.finfo(dtype).eps * max(M.shape) * xp.max(s), s, xp.zeros_like(s))
             D = speed_limit(s, self.Gamma)
             length = quotient(s, D)

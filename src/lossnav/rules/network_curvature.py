@@ -1,13 +1,14 @@
-r"""GaussNewton: the Fisher information of a torch network, as a metric or as its curvature.
+r"""GaussNewton: the Fisher information of a PyTorch network, as a metric or as its curvature.
 
-For outputs z of a network, with a loss that is convex in z with Hessian :math:`\Lambda`, the generalised
-Gauss-Newton matrix is
+For outputs z of a network, with a loss that is convex in z with Hessian :math:`\Lambda`, the
+generalised Gauss-Newton matrix is
 
 .. math:: F = \frac1N\sum_n J_n^T\Lambda_nJ_n, \qquad J_n = \partial z_n/\partial\theta.
 
-It is never negative. For cross-entropy (:math:`\Lambda=\mathrm{diag}(p)-pp^T`) and half the squared distance
-(:math:`\Lambda=1`) it is the Fisher information of the network's own predictions too: one matrix with
-two names. It comes by products, by its diagonal, or with two factors for each linear layer.
+It is positive semidefinite. For cross-entropy (:math:`\Lambda=\mathrm{diag}(p)-pp^T`) and half the
+squared error (:math:`\Lambda=1`) it is also the Fisher information of the network's predictions.
+It is available through products, as its diagonal, or with two Kronecker factors for each linear
+layer.
 
 References: Schraudolph (2002); Martens and Grosse (2015), K-FAC.
 """
@@ -19,11 +20,13 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from lossnav._base import checks
 from lossnav.rules.operators import Blocks, Kronecker
 from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 
-Tensor = Any
 Parameters = Any
 """A dict of tensors by name, or one flat vector with the parameters in the model's order."""
 
@@ -31,22 +34,21 @@ Parameters = Any
 class GaussNewton:
     r"""The generalised Gauss-Newton matrix F of a network on a batch.
 
-    It is a function of theta (a flat vector) that a `LocalRule` takes as ``curvature=`` or ``metric=``; so are
-    its methods `diagonal` and `blocks`. Use the model in evaluation mode, where each output depends on
-    its own input alone.
+    It is a callable of theta (a flat vector) for the ``curvature=`` or ``metric=`` of a
+    `LocalRule`; so are its methods `diagonal` and `blocks`. Use the model in evaluation mode,
+    where each output depends on its own input alone.
 
     Args:
-        model: A ``torch.nn.Module`` with outputs ``(N, C)``, or ``(N, ..., C)`` where each row counts.
+        model: A ``torch.nn.Module`` with outputs ``(N, C)`` or ``(N, ..., C)``.
         inputs: The batch, a tensor.
-        loss: ``"cross_entropy"`` or ``"squared"`` (half the squared distance), each a mean over rows.
-        damping: Added to the diagonal; a metric needs it above zero, as F is often singular.
-        samples: Draws of labels for `diagonal` and `kronecker`; None sums over all outputs, exactly.
-        seed: For the draws.
-        steps: The most products that a step may use.
-        tol: Relative accuracy of a step; 1e-8 in double precision and 1e-4 in single by default.
+        loss: ``"cross_entropy"`` or ``"squared"`` (half the squared error), each a mean over rows.
+        damping: Term added to the diagonal; positive for a metric, as F is often singular.
+        samples: Labels drawn for `diagonal` and `kronecker`; None sums over all outputs, exactly.
+        seed: Seed of the draws.
+        steps: Maximum number of products in a step.
+        tol: Relative accuracy of a step; by default 1e-8 in double precision and 1e-4 in single.
 
     Examples:
-        >>> import torch
         >>> from lossnav.rules.local import LocalRule
         >>> model = torch.nn.Linear(3, 2, dtype=torch.float64)
         >>> F = GaussNewton(model, torch.eye(3, dtype=torch.float64), damping=1e-3)
@@ -86,8 +88,6 @@ class GaussNewton:
 
     def __call__(self, theta: Tensor) -> Curvature:
         """F at a flat ``theta``, through products with vectors."""
-        import torch
-
         tol = self.tol or (1e-8 if theta.dtype == torch.float64 else 1e-4)
         return Lanczos(self.linearized(theta), steps=self.steps, tol=tol)
 
@@ -97,11 +97,9 @@ class GaussNewton:
 
     def linearized(self, params: Parameters) -> Callable[[Parameters], Parameters]:
         """v -> F v at ``params``; the network is run once, for all products."""
-        import torch
-
         named = self.named(params)
         z, pull = torch.func.vjp(lambda p: self._rows(p, self.inputs), named)
-        # A pull-back is linear, so its own pull-back at any point is the push-forward: no forward mode.
+        # A pull-back is linear, so its own pull-back at any point is the push-forward.
         _, push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(z))
         p = torch.softmax(z, -1) if self.loss == "cross_entropy" else None
 
@@ -120,14 +118,11 @@ class GaussNewton:
         """The diagonal of F (with the damping), in the form of ``params``.
 
         Examples:
-            >>> import torch
             >>> model = torch.nn.Linear(2, 1, bias=False)
             >>> F = GaussNewton(model, torch.tensor([[1.0, 2.0]]), loss="squared")
             >>> F.diagonal(torch.zeros(2))
             tensor([1., 4.])
         """
-        import torch
-
         named = self.named(params)
         z = self._rows(named, self.inputs)
         n = len(self.inputs)
@@ -152,14 +147,12 @@ class GaussNewton:
         return result if isinstance(params, dict) else self.flat(result)
 
     def kronecker(self, params: Parameters) -> dict[str, tuple[Tensor, ...]]:
-        r"""Factors of F for each linear layer: of its outputs B and inputs A, :math:`F\approx B\otimes A`.
+        r"""K-FAC factors of each linear layer, :math:`F\approx B\otimes A` of outputs and inputs.
 
-        In the order of a weight's axes, so they are what `LocalRule` takes as ``curvature=`` for that
-        weight; a bias has B alone. Exact for one input, or where B does not vary between inputs. Damping is
-        shared between the two, in proportion to their sizes.
+        They are in the order of a weight's axes, as `LocalRule` takes them; a bias has B alone.
+        Exact for one input, or if B does not vary between inputs. Damping is split in proportion
+        to size.
         """
-        import torch
-
         named = {name: p.detach().requires_grad_() for name, p in self.named(params).items()}
         layers = {
             name: m for name, m in self.model.named_modules() if isinstance(m, torch.nn.Linear)
@@ -177,8 +170,8 @@ class GaussNewton:
                 hook.remove()
         if self.samples is None and len(z) != len(self.inputs):
             raise ValueError(
-                f"The network has {len(z)} rows of outputs for {len(self.inputs)} inputs, so its factors "
-                "cannot be summed over outputs: give samples=1 or more."
+                f"The network has {len(z)} rows of outputs for {len(self.inputs)} inputs, so its "
+                "factors cannot be summed over outputs: give samples=1 or more."
             )
         used = {name: uses for name, uses in seen.items() if uses}
         places = [out for uses in used.values() for _, out in uses]
@@ -202,7 +195,7 @@ class GaussNewton:
         return factors
 
     def blocks(self, theta: Tensor) -> Curvature:
-        """F at a flat ``theta`` layer by layer: Kronecker factors, or the diagonal where there are none."""
+        """F at a flat ``theta`` by layers: Kronecker factors, or the diagonal if there are none."""
         factors = self.kronecker(theta)
         rest = self.named(self.diagonal(theta)) if set(factors) != set(self.shapes) else {}
         blocks: list[Curvature] = [
@@ -221,28 +214,22 @@ class GaussNewton:
         sizes = [shape.numel() for shape in self.shapes.values()]
         if params.ndim != 1 or len(params) != sum(sizes):
             raise ValueError(
-                f"A flat vector of the model's parameters has {sum(sizes)} numbers, but its shape is "
-                f"{tuple(params.shape)}."
+                f"A flat vector of the model's parameters has {sum(sizes)} numbers, but its shape "
+                f"is {tuple(params.shape)}."
             )
         parts = params.detach().split(sizes)
         return {n: part.reshape(self.shapes[n]) for n, part in zip(self.shapes, parts, strict=True)}
 
     def flat(self, params: dict[str, Tensor]) -> Tensor:
         """One vector of all parameters, in the model's order."""
-        import torch
-
         return torch.cat([params[name].detach().reshape(-1) for name in self.shapes])
 
     def _rows(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        import torch
-
         z = torch.func.functional_call(self.model, named, (inputs,))
         return z.reshape(-1, z.shape[-1])
 
     def _sides(self, z: Tensor) -> Tensor:
-        """Slopes in z whose outer products sum (or average, if drawn) to the loss's Hessian in z."""
-        import torch
-
+        """Slopes in z whose outer products sum (or average, if drawn) to the Hessian in z."""
         classes = z.shape[-1]
         if self.samples is None:
             one = torch.eye(classes, dtype=z.dtype, device=z.device)
@@ -275,8 +262,6 @@ def _add(a: Parameters, b: Parameters, share: float) -> Parameters:
 
 def _damped(B: Tensor, A: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     """Each factor with its part of the damping, so that both change in proportion to their size."""
-    import torch
-
     if not damping:
         return B, A
     sizes = [max(float(torch.trace(X)) / len(X), 1e-12) for X in (B, A)]

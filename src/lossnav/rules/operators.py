@@ -1,8 +1,8 @@
-"""Curvature in the forms that a rule can use: a diagonal, one factor for each axis, blocks.
+"""Curvature operators for rules: diagonal, Kronecker-factored, block-diagonal, with a metric.
 
-Everything here is a function of a symmetric matrix, applied to a gradient of NumPy, PyTorch or JAX.
-Diagonals and Kronecker products never leave the caller's framework and read no number from an
-array, so that they can be traced and compiled.
+All functions apply a scalar function of a symmetric matrix to a gradient of NumPy, PyTorch or JAX.
+Diagonals and Kronecker products stay in the caller's framework and never read a value from an
+array, so they can be traced and compiled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
-from lossnav.rules.arrays import like, times, to_numpy
+from lossnav.rules.arrays import array_namespace, like, times, to_numpy
 from lossnav.rules.base import Array
-from lossnav.solvers.curvature import Curvature, Dense, Diagonal
+from lossnav.solvers.curvature import Curvature, Dense, Diagonal, Lanczos
+
+Function = Callable[[Array], Array]
 
 
 class Kronecker(Curvature):
-    r"""A matrix with one symmetric factor for each axis of theta, :math:`H = A\otimes B\otimes\ldots`
+    r"""A matrix with a symmetric factor for each axis of theta, :math:`H = A\otimes B\otimes\ldots`
 
     For a weight matrix W, :math:`H\,\mathrm{vec}\,W = \mathrm{vec}(A W B)`: the form of a layer's
     Fisher information. A function of H acts in the joint eigenbasis, at the cost of one
@@ -28,12 +30,6 @@ class Kronecker(Curvature):
 
     Args:
         factors: Symmetric arrays; theta has the product of their sizes as its size.
-
-    Examples:
-        >>> H = Kronecker(np.diag([1.0, 4.0]), np.eye(3))
-        >>> H.step(np.ones((2, 3)), dt=math.inf)
-        array([[-1.  , -1.  , -1.  ],
-               [-0.25, -0.25, -0.25]])
     """
 
     def __init__(self, *factors: Array) -> None:
@@ -70,45 +66,29 @@ class Kronecker(Curvature):
             h = h[..., None] * more
         return h
 
-    def apply(self, fn: Callable[[Array], Array], g: Array) -> Array:
-        xp = array_namespace(g)
-        x = xp.reshape(g, fitting(self.sizes, g))
-        Q = [like(vectors, g) for vectors in self.vectors]
-        # Each contraction takes the first axis away and puts its image last.
-        for vectors in Q:
-            x = xp.tensordot(x, vectors, axes=([0], [0]))
-        x = times(like(fn(self.spectrum), g), x)
-        for vectors in Q:
-            x = xp.tensordot(x, vectors, axes=([0], [1]))
-        return xp.reshape(x, g.shape)
+    def apply(self, fn: Function, g: Array) -> Array:
+        turned = _contracted(self.sizes, self.vectors, g, 0)
+        moved = times(like(fn(self.spectrum), g), turned)
+        back = _contracted(self.sizes, self.vectors, moved, 1)
+        return array_namespace(g).reshape(back, g.shape)
 
     def product(self, v: Array) -> Array:
         """``H @ v``."""
-        xp = array_namespace(v)
-        x = xp.reshape(v, fitting(self.sizes, v))
-        for factor in self.factors:
-            x = xp.tensordot(x, like(factor, v), axes=([0], [1]))
-        return xp.reshape(x, v.shape)
+        moved = _contracted(self.sizes, self.factors, v, 1)
+        return array_namespace(v).reshape(moved, v.shape)
 
-    def solve(
-        self, fn: Callable[[Array], Array], g: Array, low: Callable[[float], None]
-    ) -> tuple[Array, float]:
+    def solve(self, fn: Function, g: Array, low: Callable[[float], None]) -> tuple[Array, float]:
         h = self.spectrum
         low(float(array_namespace(h).min(h)))
         return self.apply(fn, g), float(np.finfo(np.float64).eps * max(self.sizes))
 
 
 class Blocks(Curvature):
-    """A block for each stretch of a flat vector: the layers of a network.
+    """A block-diagonal matrix over a flat vector, such as the layers of a network.
 
     Args:
         blocks: One curvature for each stretch, in order.
-        sizes: How many coordinates each has.
-
-    Examples:
-        >>> H = Blocks([Diagonal(np.array([4.0])), Kronecker(np.eye(2))], [1, 2])
-        >>> H.velocity(np.array([1.0, 1.0, 1.0]))
-        array([-0.5, -1. , -1. ])
+        sizes: Number of coordinates of each.
     """
 
     def __init__(self, blocks: Sequence[Curvature], sizes: Sequence[int]) -> None:
@@ -116,32 +96,30 @@ class Blocks(Curvature):
             raise ValueError(f"There are {len(blocks)} blocks but {len(sizes)} sizes.")
         self.blocks, self.sizes = list(blocks), list(sizes)
 
-    def _each(self, g: Array) -> list[tuple[Curvature, Array]]:
-        fitting((sum(self.sizes),), g)
-        flat, start, parts = array_namespace(g).reshape(g, (-1,)), 0, []
-        for block, size in zip(self.blocks, self.sizes, strict=True):
-            parts.append((block, flat[start : start + size]))
-            start += size
-        return parts
-
-    def apply(self, fn: Callable[[Array], Array], g: Array) -> Array:
+    def _each(self, function: Callable[[Curvature, Array], Array], g: Array) -> Array:
         xp = array_namespace(g)
-        parts = [applied(block, fn, part) for block, part in self._each(g)]
+        flat, start, parts = xp.reshape(g, _fitting((sum(self.sizes),), g)), 0, []
+        for block, size in zip(self.blocks, self.sizes, strict=True):
+            parts.append(xp.reshape(function(block, flat[start : start + size]), (-1,)))
+            start += size
         return xp.reshape(xp.concat(parts), g.shape)
+
+    def apply(self, fn: Function, g: Array) -> Array:
+        return self._each(lambda block, part: applied(block, fn, part), g)
 
     def product(self, v: Array) -> Array:
         """``H @ v``."""
-        xp = array_namespace(v)
-        parts = [product(block, part) for block, part in self._each(v)]
-        return xp.reshape(xp.concat(parts), v.shape)
+        return self._each(product, v)
 
-    def solve(
-        self, fn: Callable[[Array], Array], g: Array, low: Callable[[float], None]
-    ) -> tuple[Array, float]:
-        parts = [block.solve(fn, part, low) for block, part in self._each(g)]
-        xp = array_namespace(g)
-        joined = xp.concat([xp.reshape(part, (-1,)) for part, _ in parts])
-        return xp.reshape(joined, g.shape), max(error for _, error in parts)
+    def solve(self, fn: Function, g: Array, low: Callable[[float], None]) -> tuple[Array, float]:
+        errors = []
+
+        def solved(block: Curvature, part: Array) -> Array:
+            move, error = block.solve(fn, part, low)
+            errors.append(error)
+            return move
+
+        return self._each(solved, g), max(errors)
 
 
 def operator(value: Any, theta: Array) -> Curvature:
@@ -171,19 +149,16 @@ def operator(value: Any, theta: Array) -> Curvature:
     )
 
 
-def applied(H: Curvature, fn: Callable[[Array], Array], g: Array) -> Array:
-    """``fn(H) @ g``, without reading a number from a diagonal or a Kronecker product."""
-    return times(fn(entries(H, g)), g) if isinstance(H, Diagonal) else H.apply(fn, g)
-
-
-def entries(H: Diagonal, g: Array) -> Array:
-    """The diagonal, as an array like ``g``."""
-    return like(H._raised(H.h), g)
+def applied(H: Curvature, fn: Function, g: Array) -> Array:
+    """``fn(H) @ g``, without reading a value from a diagonal or a Kronecker product."""
+    return times(fn(_entries(H, g)), g) if isinstance(H, Diagonal) else H.apply(fn, g)
 
 
 def product(H: Curvature, v: Array) -> Array:
     """``H @ v``."""
-    return entries(H, v) * v if isinstance(H, Diagonal) else H.product(v)  # type: ignore[attr-defined]
+    if isinstance(H, Diagonal):
+        return _entries(H, v) * v
+    return H.product(v)  # type: ignore[attr-defined]
 
 
 def dense(H: Curvature) -> np.ndarray:
@@ -201,7 +176,61 @@ def dense(H: Curvature) -> np.ndarray:
     )
 
 
-def fitting(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
+def in_metric(H: Curvature, G: Curvature | None, fn: Function, g: Array) -> Array:
+    r"""A function of curvature, :math:`G^{-1/2}\,\mathrm{fn}(G^{-1/2} H G^{-1/2})\,G^{-1/2} g`."""
+    if G is None:
+        return applied(H, fn, g)
+    if H is G:  # in its own units the curvature is one
+        return fn(array_namespace(g).ones_like(g[..., :1])) * applied(G, lambda h: 1 / h, g)
+    if isinstance(H, Diagonal) and isinstance(G, Diagonal):
+        m = _entries(G, g)
+        scale = array_namespace(g).sqrt(m)
+        return times(fn(_entries(H, g) / m), g / scale) / scale
+    if isinstance(H, Diagonal) and isinstance(G, Kronecker) and len(G.sizes) == 1:
+        H = Kronecker(_spread(H._raised(H.h)))
+    if isinstance(G, Diagonal) and isinstance(H, Kronecker) and len(H.sizes) == 1:
+        G = Kronecker(_spread(G._raised(G.h)))
+    metric, inner = G, H
+    if isinstance(H, Kronecker) and isinstance(G, Kronecker) and H.sizes == G.sizes:
+        roots = [(Q * h**-0.5) @ Q.T for h, Q in zip(G.values, G.vectors, strict=True)]
+        pairs = zip(H.factors, roots, strict=True)
+        moved: Curvature = Kronecker(*(_congruent(F, root, g) for F, root in pairs))
+    else:
+        moved = Lanczos(
+            lambda v: applied(metric, _rsqrt, product(inner, applied(metric, _rsqrt, v))),
+            tol=getattr(H, "tol", 1e-8),
+            steps=getattr(H, "steps", 60),
+        )
+    return applied(metric, _rsqrt, moved.apply(fn, applied(metric, _rsqrt, g)))
+
+
+def _rsqrt(h: Array) -> Array:
+    return 1 / array_namespace(h).sqrt(h)
+
+
+def _congruent(F: Array, root: Array, g: Array) -> Array:
+    """root F root; in the framework of ``g`` if the two differ in theirs."""
+    if array_namespace(F) is not array_namespace(root):
+        F, root = like(F, g), like(root, g)
+    whole = root @ F @ root
+    return (whole + whole.T) / 2
+
+
+def _entries(H: Diagonal, g: Array) -> Array:
+    """The diagonal, as an array like ``g``."""
+    return like(H._raised(H.h), g)
+
+
+def _contracted(sizes: tuple[int, ...], factors: Sequence[Array], g: Array, axis: int) -> Array:
+    """``g`` with each of its axes contracted with that axis of a factor."""
+    xp = array_namespace(g)
+    x = xp.reshape(g, _fitting(sizes, g))
+    for factor in factors:  # each contraction removes the first axis and appends its image
+        x = xp.tensordot(x, like(factor, g), axes=([0], [axis]))
+    return x
+
+
+def _fitting(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
     """``sizes``, if they multiply to the size of ``g``."""
     if math.prod(sizes) != math.prod(g.shape):
         raise ValueError(
@@ -211,7 +240,7 @@ def fitting(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
     return sizes
 
 
-def spread(h: Array) -> Array:
+def _spread(h: Array) -> Array:
     """The matrix with ``h`` on its diagonal."""
     xp = array_namespace(h)
     flat = xp.reshape(h, (-1,))
@@ -221,8 +250,8 @@ def spread(h: Array) -> Array:
 def _eigen(factor: Array) -> tuple[Array, Array]:
     xp = array_namespace(factor)
     values, vectors = xp.linalg.eigh(factor)
-    # Rounding makes small numbers out of zeros, and a ballistic rule would divide by their roots.
+    # Rounding turns zeros into small numbers, and a ballistic rule would divide by their roots.
     noise = 10 * factor.shape[0] * float(xp.finfo(values.dtype).eps) * xp.max(xp.abs(values))
-    diagonal = xp.all(factor == spread(xp.linalg.diagonal(factor)))
+    diagonal = xp.all(factor == _spread(xp.linalg.diagonal(factor)))
     kept = (xp.abs(values) > noise) | diagonal
     return xp.where(kept, values, xp.zeros_like(values)), vectors

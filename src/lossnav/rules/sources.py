@@ -1,24 +1,26 @@
-"""Where a rule gets its curvature from: the loss, the user, or (`lossnav.rules.averages`) a running belief.
+"""Where a rule gets its curvature from: the loss, the user, or a running average.
 
-A `Source` is to curvature what a rule is to steps: constants, with a memory that is passed in and
-out. What it returns is a symmetric operator that can apply a scalar function of itself.
+A `Source` is to curvature what a rule is to steps: constants, with a state that is passed in and
+out. It returns a symmetric operator that can apply a scalar function of itself.
 """
 
 from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from array_api_compat import array_namespace, is_jax_array, is_torch_array
+from array_api_compat import device, is_jax_array, is_torch_array
 
 from lossnav._base import checks
 from lossnav.problem.autodiff import JaxLoss, TorchLoss
 from lossnav.problem.geometry import Field
 from lossnav.problem.landscapes import Loss
-from lossnav.rules.arrays import like, to_numpy
+from lossnav.rules.arrays import array_namespace, like, to_numpy
 from lossnav.rules.base import Array, State
+from lossnav.rules.gains import one_minus_power
 from lossnav.rules.operators import Kronecker, operator
 from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 
@@ -27,40 +29,36 @@ class Source(abc.ABC):
     """A way to know the curvature at theta.
 
     Attributes:
-        words: What it takes the curvature to be, for `Rule.assumptions`.
+        words: Description of the curvature, for `Rule.assumptions`.
     """
 
     words: str = "a curvature"
 
     def init(self, theta: Array) -> State:
-        """The memory held before the first gradient; empty for most."""
+        """The state before the first gradient; empty for most sources."""
         return {}
 
     @abc.abstractmethod
     def observe(self, grad: Array, state: State, theta: Array) -> tuple[Curvature, State]:
-        """The curvature at ``theta``, and the memory to keep."""
+        """The curvature at ``theta``, and the state to keep."""
 
 
 class Given(Source):
-    """Curvature that a user gives: one for all time, or a callable of theta.
+    """Curvature given by the user: constant, or a callable of theta.
 
     Args:
-        value: A `lossnav.solvers.curvature.Curvature`, an array, a tuple of Kronecker factors, or a callable
-            theta -> one of these.
-
-    Examples:
-        >>> H, _ = Given(lambda theta: 12 * theta**2).observe(None, {}, np.array([1.0, 2.0]))
-        >>> H.h
-        array([12., 48.])
+        value: A `lossnav.solvers.curvature.Curvature`, an array, a tuple of Kronecker factors, or a
+            callable theta -> one of these.
+        words: Description for `Rule.assumptions`.
     """
 
     def __init__(self, value: Any, words: str | None = None) -> None:
         self.value = value
         default = "given by a function" if callable(value) else "given, the same everywhere"
         self.words = words or getattr(value, "words", None) or default
-        matrix: tuple[int, ...] = tuple(getattr(value, "shape", ()))
-        # Decomposed once; which meaning a square array has shows when theta is known.
-        self._dense = Kronecker(value) if len(matrix) == 2 and matrix[0] == matrix[1] else None
+        shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
+        # Decomposed once; whether a square array is a matrix or a diagonal depends on theta.
+        self._dense = Kronecker(value) if len(shape) == 2 and shape[0] == shape[1] else None
         if isinstance(value, tuple | list) and all(hasattr(part, "shape") for part in value):
             self.value = Kronecker(*value)
 
@@ -72,7 +70,7 @@ class Given(Source):
 
 
 class OfLoss(Source):
-    """The Hessian of a loss at theta: whole, its diagonal, or by products alone.
+    """The Hessian of a loss at theta: whole, its diagonal, or through products alone.
 
     The Hessian of a quadratic is decomposed once. A `TorchLoss` at a tensor and a `JaxLoss` at a
     JAX array are differentiated in their own framework; other losses in float64.
@@ -80,12 +78,6 @@ class OfLoss(Source):
     Args:
         loss: The loss.
         form: ``"exact"``, ``"diagonal"``, or ``"lanczos"`` for very many coordinates.
-
-    Examples:
-        >>> from lossnav.problem.landscapes import Quadratic
-        >>> H, _ = OfLoss(Quadratic([[2.0, 1.0], [1.0, 3.0]]), "diagonal").observe(None, {}, np.ones(2))
-        >>> H.h
-        array([2., 3.])
     """
 
     def __init__(self, loss: Loss, form: Literal["exact", "diagonal", "lanczos"] = "exact") -> None:
@@ -103,11 +95,9 @@ class OfLoss(Source):
             exact = theta.dtype == array_namespace(theta).float64
             return Lanczos(lambda v: self.product(theta, v), tol=1e-8 if exact else 1e-4), {}
         constant = self._quadratic(math.prod(theta.shape))
-        if constant is not None and self.form == "exact":
-            return constant, {}
-        H = self.matrix(theta) if constant is None else constant.factors[0]
         if self.form == "exact":
-            return Kronecker(H), {}
+            return Kronecker(self.matrix(theta)) if constant is None else constant, {}
+        H = self.matrix(theta) if constant is None else constant.factors[0]
         xp = array_namespace(H)
         return Diagonal(like(xp.reshape(xp.linalg.diagonal(H), theta.shape), theta)), {}
 
@@ -122,7 +112,7 @@ class OfLoss(Source):
             import jax
 
             return jax.hessian(self.loss.fn)(flat)
-        return self._settled(flat.shape[0]).hess(to_numpy(flat))
+        return self._bound(flat.shape[0]).hess(to_numpy(flat))
 
     def product(self, theta: Array, v: Array) -> Array:
         """The Hessian at theta times ``v``, both in any shape."""
@@ -143,7 +133,7 @@ class OfLoss(Source):
             result = like(H, along) @ along
         return xp.reshape(result, v.shape)
 
-    def _settled(self, dim: int) -> Loss:
+    def _bound(self, dim: int) -> Loss:
         from lossnav._base.symbolic import default_names
 
         if self.loss.dim is None:
@@ -154,20 +144,13 @@ class OfLoss(Source):
 
     def _quadratic(self, dim: int) -> Kronecker | None:
         if dim not in self._constant:
-            form = self._settled(dim).quadratic()
+            form = self._bound(dim).quadratic()
             self._constant[dim] = None if form is None else Kronecker(form[0])
         return self._constant[dim]
 
 
 class OfMetric(Source):
-    """A metric G at the current theta, from an Objective's `Field`.
-
-    Examples:
-        >>> from lossnav.problem.geometry import Metric
-        >>> G, _ = OfMetric(Metric(lambda x: [[1 + x[0]**2, 0], [0, 1]])).observe(None, {}, np.ones(2))
-        >>> G.h
-        array([2., 1.])
-    """
+    """A metric G at the current theta, from an Objective's `Field`."""
 
     words = "the metric at theta"
 
@@ -179,12 +162,102 @@ class OfMetric(Source):
         size = math.prod(theta.shape)
         if size not in self._constant:
             affine = self.metric.affine(size)
-            varies = affine is None or affine[0].any()
-            self._constant[size] = None if varies else Kronecker(_metric(affine[1]))  # type: ignore[index]
+            constant = affine is not None and not affine[0].any()
+            self._constant[size] = self._checked(affine[1]) if affine and constant else None
         G = self._constant[size]
         if G is None:
-            G = Kronecker(_metric(self.metric(to_numpy(theta).ravel())))
-        return _as_diagonal(G, theta), {}
+            G = self._checked(self.metric(to_numpy(theta).ravel()))
+        matrix = G.factors[0]
+        h = np.diagonal(matrix)
+        if (matrix != np.diag(h)).any():
+            return G, {}
+        return Diagonal(like(h.reshape(theta.shape), theta)), {}
+
+    @staticmethod
+    def _checked(G: Any) -> Kronecker:
+        return Kronecker(checks.positive_definite("G", G))
+
+
+class _RunningDiagonal(Source):
+    """A running average of estimates of the diagonal, with Adam's bias correction.
+
+    The average starts from nothing known, so its gain is :math:`(1-\\beta)/(1-\\beta^t)`.
+    """
+
+    decay: float
+
+    def init(self, theta: Array) -> State:
+        xp = array_namespace(theta)
+        count = xp.zeros((), dtype=xp.int32, device=device(theta))
+        return {"mean": xp.zeros_like(theta), "count": count}
+
+    def _averaged(self, state: State, seen: Array) -> State:
+        xp = array_namespace(seen)
+        count = state["count"] + 1
+        t = xp.astype(xp.asarray(count), seen.dtype)
+        gain = 1 / t if self.decay == 1 else (1 - self.decay) / one_minus_power(self.decay, t)
+        return {"mean": state["mean"] + gain * (seen - state["mean"]), "count": count}
+
+
+class SquaredGradients(_RunningDiagonal):
+    """Curvature as ``kappa`` times the average squared gradient (paper Sec. 5)."""
+
+    words = "kappa times a running average of squared gradients"
+
+    def __init__(self, decay: float = 0.999, *, kappa: float = 1.0) -> None:
+        self.decay, self.kappa = _share(decay), checks.positive("kappa", kappa)
+
+    def observe(self, grad: Array, state: State, theta: Array) -> tuple[Curvature, State]:
+        kept = self._averaged(state, grad * grad)
+        return Diagonal(self.kappa * kept["mean"]), kept
+
+
+class Hutchinson(_RunningDiagonal):
+    r"""The Hessian's diagonal by Hutchinson's estimator, one Hessian-vector product a step.
+
+    With random signs z, :math:`\mathbb E[z\odot Hz]` is the diagonal. The signs are a fixed
+    function of seed and step, the same in each framework, so a run can be repeated and traced.
+
+    Args:
+        product: Maps ``(theta, v)`` to H v.
+        decay: Decay rate of the average, in [0, 1); 1 is the plain average of all products.
+        seed: Any whole number.
+    """
+
+    words = "a running average of Hutchinson's estimate of the Hessian's diagonal"
+
+    def __init__(
+        self, product: Callable[[Array, Array], Array], decay: float = 0.99, *, seed: int = 0
+    ) -> None:
+        self.product, self.seed = product, int(seed)
+        self.decay = 1.0 if decay == 1 else _share(decay)
+
+    def observe(self, grad: Array, state: State, theta: Array) -> tuple[Curvature, State]:
+        z = signs(state["count"], theta, self.seed)
+        kept = self._averaged(state, z * self.product(theta, z))
+        return Diagonal(kept["mean"]), kept
+
+
+def signs(count: Array, theta: Array, seed: int = 0) -> Array:
+    """Signs -1 and 1 in the shape of theta: a hash of seed, step and place."""
+    xp = array_namespace(theta)
+    # 32-bit integers wrap around alike in each framework; one axis, as scalars would warn.
+    step = xp.reshape(xp.astype(count, xp.int32), (1,)) + (seed % 2**31)
+    place = xp.arange(math.prod(theta.shape), dtype=xp.int32, device=device(theta))
+    bits = _mixed(place ^ _mixed(step)) & 1
+    return xp.reshape(xp.astype(1 - 2 * bits, theta.dtype), theta.shape)
+
+
+def _mixed(x: Array) -> Array:
+    for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D), (16, 0x297A2D39)):
+        x = (x ^ ((x >> shift) & (2 ** (32 - shift) - 1))) * factor
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _share(decay: float) -> float:
+    if not 0 <= checks.number("decay", decay) < 1:
+        raise ValueError(f"decay is {decay:.6g}, but it must be in [0, 1).")
+    return float(decay)
 
 
 def as_source(value: Any) -> Source:
@@ -201,16 +274,3 @@ def as_source(value: Any) -> Source:
     if isinstance(value, Curvature | tuple) or callable(value) or hasattr(value, "shape"):
         return Given(value)
     return Given(np.asarray(value, dtype=np.float64))
-
-
-def _metric(G: Any) -> Any:
-    return checks.positive_definite("G", G)
-
-
-def _as_diagonal(G: Kronecker, theta: Array) -> Curvature:
-    """A diagonal metric as such, so that it may stand beside a diagonal curvature."""
-    matrix = G.factors[0]
-    h = np.diagonal(matrix)
-    if (matrix != np.diag(h)).any():
-        return G
-    return Diagonal(like(h.reshape(theta.shape), theta))

@@ -13,9 +13,10 @@ A learner must stay on the stable manifold of their balance, :math:`v=1/(kH)` an
 .. math:: P=(e^w-1)\,R,\qquad R=\frac{\eta}{\gamma/2+\sqrt{\gamma^2/4+\eta\,h^{1-b}e^{bw}}},\qquad
           h=\frac{(e^w-1)^2}{2(e^w-1-w)},\qquad b=\frac{\gamma}{3\sigma+\gamma},
 
-is exact for :math:`\gamma=0`, to second order in :math:`1/\gamma`, and to second order at the balance for each
-gamma; :math:`\sigma` is the rate of return there, :math:`\sigma^2+\gamma\sigma=\eta`. In the precision
-s = 1/v it is an average, :math:`\dot s=R(kH-s)`, whose rate depends on how surprising the curvature is.
+is exact for :math:`\gamma=0`, to second order in :math:`1/\gamma`, and to second order at the
+balance for each gamma; :math:`\sigma` is the rate of return there,
+:math:`\sigma^2+\gamma\sigma=\eta`. In the precision s = 1/v it is an average,
+:math:`\dot s=R(kH-s)`, whose rate depends on how surprising the curvature is.
 
 **Where both move**, a mean that runs home at the rate :math:`\rho` drives the variance for a while,
 and a variance that changes changes the discount for a while. To second order at the balance,
@@ -24,38 +25,41 @@ and a variance that changes changes the discount for a while. To second order at
           \gamma_\mathrm{eff}=\gamma+\frac{\rho\,\dot u}{\gamma+3\rho},\qquad
           \rho=\sqrt{\gamma^2/4+\eta kHv}-\gamma/2 .
 
-For large gamma these are the paper's overdamped equations, with the :math:`\dot\mu^2/\gamma v` beyond them.
+For large gamma these are the paper's overdamped equations, with the :math:`\dot\mu^2/\gamma v`
+beyond them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace
+from array_api_compat import device
 
 from lossnav._base import checks
-from lossnav.rules.arrays import like, to_numpy
+from lossnav.rules.arrays import array_namespace, like, to_numpy
 from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.family import relaxation
-from lossnav.rules.gains import positive_or_one
+from lossnav.rules.family import decayed
+from lossnav.rules.gains import known, memory_dtype, positive_or_one, present
 from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source
-from lossnav.solvers.curvature import Diagonal, decay_rate, step_gain, velocity_gain
+from lossnav.solvers.curvature import Diagonal, decay_rate, phi, step_gain, velocity_gain
 
 
 class Expected:
-    r"""The curvature that an uncertain weight feels, from the loss of a `weight_uncertainty` objective.
+    r"""The expected curvature of each weight, from the loss of a `weight_uncertainty` objective.
 
-    :math:`\partial_v\mathbb E\,L=\tfrac12\mathbb E\,\partial_\mu^2L`, so the slope of that loss along v says it.
+    It is twice the slope of that loss along v:
+    :math:`\partial_v\mathbb E\,L=\tfrac12\mathbb E\,\partial_\mu^2L`.
 
     Args:
         loss: The loss in 2n coordinates, mean and variance.
-        k: Its weight; the entropy in the loss is for this one.
+        k: Weight of the loss.
         log: Whether the second half of the coordinates is log v.
-        entropy: Whether the loss has the entropy in it.
+        entropy: Whether the loss includes the entropy.
 
     Examples:
         >>> import numpy as np
@@ -65,7 +69,7 @@ class Expected:
         array([54.])
     """
 
-    words = "the diagonal of the Hessian, averaged over the weights as they are believed to be"
+    words = "the diagonal of the Hessian, averaged over the believed distribution of the weights"
 
     def __init__(self, loss: Any, *, k: float, log: bool = False, entropy: bool = True) -> None:
         self.loss, self.k, self.log, self.entropy = loss, k, log, entropy
@@ -85,21 +89,21 @@ class Expected:
 
 @dataclass(frozen=True)
 class UncertainRule(Rule):
-    r"""The step of a weight's mean, and of the variance in its memory; see the module's text.
+    r"""The paper's step for uncertain weights: of the mean, and of the variance in its state.
 
-    Over ``dt`` the precision averages exactly, :math:`s\leftarrow kH+(s-kH)e^{-R\,dt}`, and the mean goes
-    along the optimal path of `LocalRule` in the metric 1/v. ``theta`` is the mean; the memory has
-    ``precision``, which is 1/v.
+    Over ``dt`` the precision averages exactly, :math:`s\leftarrow kH+(s-kH)e^{-R\,dt}`, and the
+    mean follows the optimal path of `LocalRule` in the metric 1/v. ``theta`` is the mean; the state
+    has ``precision``, which is 1/v.
 
     Args:
-        dt: Time between steps, zero or more; infinite goes to the balance at once.
-        curvature: The diagonal of the curvature: anything that `LocalRule` takes and that is a diagonal.
+        dt: Time between steps, zero or more; infinite jumps to the balance.
+        curvature: The diagonal of the curvature: any diagonal source that `LocalRule` takes.
         eta: Learning rate, positive.
         k: Weight of the loss, positive.
         gamma: Discount rate, zero or more.
-        variance: The variance to begin with, positive: a number, or one for each weight.
+        variance: Initial variance, positive: a number, or one for each weight.
         entropy: Whether entropy is rewarded; without it the variance goes to zero.
-        negative: What stands in for curvature below zero, as in `LocalRule`; zero stays zero.
+        negative: Replacement for negative curvature, as in `LocalRule`; zero stays zero.
 
     Examples:
         >>> import numpy as np
@@ -180,15 +184,17 @@ class UncertainRule(Rule):
                 f"gamma = {self.gamma:.6g}; it looks ahead about {1 / self.gamma:.3g} units of time"
             )
         goal = "entropy is worth having" if self.entropy else "entropy is worth nothing"
-        return "\n".join([
-            "UncertainRule is optimal, to second order near the balance, for a learner who assumes:",
+        lines = [
+            "UncertainRule is optimal, to second order near the balance, for a learner who "
+            "assumes:",
             "- weights: each has a normal distribution, N(mu, v)",
             f"- loss: a quadratic near mu, whose curvature is {self.curvature.words}; {goal}",
             f"- discount: {ahead}",
-            f"- step: over dt = {self.dt}, with eta = {self.eta:.6g} and k = {self.k:.6g}; then look again",
+            f"- step: over dt = {self.dt}, with eta = {self.eta:.6g} and k = {self.k:.6g}",
             "- metric: that of Fisher, 1/v for the mean and 1/(2 v^2) for the variance",
             "- drift: none",
-        ])  # fmt: skip
+        ]
+        return "\n".join(lines)
 
 
 def _diagonal(found: Any) -> Array:
@@ -197,8 +203,8 @@ def _diagonal(found: Any) -> Array:
     if isinstance(found, Kronecker) and len(found.factors) == 1:
         return array_namespace(found.factors[0]).linalg.diagonal(found.factors[0])
     raise ValueError(
-        f"An uncertain weight needs its own curvature, but a {type(found).__name__} was given: give the "
-        "diagonal, or a matrix."
+        f"An uncertain weight needs its own curvature, but a {type(found).__name__} was given: "
+        "give the diagonal, or a matrix."
     )
 
 
@@ -241,9 +247,356 @@ def _stiffness(x: Array) -> tuple[Array, Array]:
 
 
 def _time(rate: Array, dt: Any) -> Array:
-    """The time that passes over ``dt`` for what dies out at a rate: dt where nothing does."""
+    """``dt`` times the mean of ``exp(-rate * t)`` over it."""
     xp = array_namespace(rate)
     if isinstance(dt, float) and math.isinf(dt):
         still = rate > 0
         return xp.where(still, 1 / positive_or_one(rate), xp.full_like(rate, dt))
-    return dt * relaxation(rate * dt)
+    return dt * phi(rate * dt)
+
+
+CURVATURES = ("squared-batch", "fisher", "ggn")
+BATCH_UNKNOWN = (
+    "The number of examples in a batch is not known, and the variance of each weight depends on it"
+)
+LEAST_SHARE = 0.01
+"""The least share of signal that a layer's gradient is taken to have."""
+MOST_CURVATURE = 1e28
+"""Curvature is clipped here, so that no product of it overflows in single precision."""
+Draw = Callable[[Array], Array]
+"""Returns standard normal numbers of the shape and kind of its argument."""
+
+
+class Observed(NamedTuple):
+    """Statistics of a batch besides its mean gradient."""
+
+    batch_size: Any
+    squares: Array | None = None  # mean over examples of the squared gradient
+    curvature: Array | None = None  # diagonal of the measured curvature
+
+
+@dataclass(frozen=True)
+class UncertainWeightsRule(Rule):
+    r"""Keep a mean and a variance of each weight, and learn fast where little is known.
+
+    The practical form of `UncertainRule`: the overdamped equations with the divergence from a prior
+    :math:`N(\mu_0, v_0)` in place of the entropy, which has no bound where the loss is flat. With
+    :math:`K=kB` for a batch of B examples and :math:`c=K/q^2`, the step of one layer is
+
+    .. math:: H\leftarrow H+\rho(O-H),\quad \frac1v=cH+\frac1{v_0},\quad m\leftarrow m+a(g-m),\quad
+              \Delta\mu=-\mathrm{dt}\,f\,v\,\Bigl[Km+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \;\text{ within }\pm\sqrt v,
+
+    for the observed curvature O; then the prior's mean follows. Inertia :math:`\iota=\eta/\gamma^2`
+    slows fast directions by :math:`f=1/(\frac12+\sqrt{\frac14+\iota cHv})`.
+
+    q is the share of signal in a layer's gradient relative to the geometric mean over all layers
+    (`signal_shares`). One array knows only itself, so a caller with several passes q to `update`.
+
+    Args:
+        dt: Step size (dimensionless), ``lr`` of the optimizers.
+        curvature: Source of O: ``"squared-batch"`` is :math:`Bg^2`; ``"fisher"`` and ``"ggn"`` are
+            passed to `update`.
+        prior_variance: :math:`v_0`; None takes the mean square of the weights, or 1 for zeros.
+        batch_size: Examples in a batch; None if each `update` is given them in ``observed``.
+        k, pull, momentum, balance, inertia, volatility, noise, reset, weight_decay: As in
+            `lossnav.optim.torch.WeightUncertainty`, as are
+        curvature_rate, signal_rate, prior_rate, return_rate: The gains of its averages.
+
+    Examples:
+        >>> import numpy as np
+        >>> rule = UncertainWeightsRule(
+        ...     0.1, k=1.0, batch_size=1, pull=0.0, momentum=0.0, prior_variance=1.0
+        ... )
+        >>> theta = np.array([1.0])
+        >>> step, state = rule.update(np.array([2.0]), rule.init(theta), theta)
+        >>> step.round(3), variance(state).round(3)  # H = 0.02 * 2**2
+        (array([-0.185]), array([0.926]))
+    """
+
+    dt: Any = 3e-3
+    k: Any = 940.0
+    batch_size: Any = None
+    curvature: str = "squared-batch"
+    pull: Any = 1.5
+    momentum: Any = 0.7
+    curvature_rate: Any = 0.02
+    signal_rate: Any = 1e-3
+    prior_rate: Any = 1.5e-4
+    return_rate: Any = 5e-5
+    prior_variance: Any = None
+    balance: bool = True
+    inertia: float = 0.0
+    volatility: float = 0.0
+    noise: float = 0.0
+    reset: float | None = None
+    weight_decay: Any = 0.0
+
+    def __post_init__(self) -> None:
+        checks.choice("curvature", self.curvature, CURVATURES)
+        rates = ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
+        for check, names in (
+            (checks.positive, ("k", "batch_size", "prior_variance")),
+            (checks.non_negative, ("dt", "pull", "inertia", "volatility", "noise", "weight_decay")),
+            (checks.share, rates),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and known(value):  # a traced array passes
+                    check(name, value)
+        if self.reset is not None and not 0 < checks.number("reset", self.reset) <= 1:
+            raise ValueError(
+                f"reset is {self.reset:.6g}, but it is a share of the prior variance: use a number "
+                "from 0 to 1, such as 0.99, or None."
+            )
+
+    @property
+    def averages(self) -> bool:
+        """Whether gradients are averaged."""
+        return not (known(self.momentum) and self.momentum == 0)
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the state has an average gradient, for the step or to tell signal from noise."""
+        return self.averages or (self.balance and self.curvature == "squared-batch")
+
+    def init(self, theta: Array) -> State:
+        xp = array_namespace(theta)
+        x = xp.astype(theta, memory_dtype(theta))
+        zero = xp.zeros((), dtype=x.dtype, device=device(theta))
+        v0 = self.prior_variance
+        if v0 is None:
+            v0 = positive_or_one(xp.mean(x * x))
+        state = {
+            "t": xp.zeros((), dtype=xp.int32, device=device(theta)),
+            "curvature": xp.zeros_like(x),
+            "prior_mean": x,
+            "start": x,
+            "prior_variance": zero + v0,
+            "weight": zero,
+        }
+        if self.balance:
+            state |= {"signal": zero, "scatter": zero}
+        if self.keeps_average:
+            state["average"] = xp.zeros_like(x)
+        if self.reset is not None and x.ndim > 1:
+            state["age"] = xp.zeros(x.shape[0], dtype=x.dtype, device=device(theta))
+        return state
+
+    def update(
+        self,
+        grad: Array,
+        state: State,
+        theta: Array,
+        *,
+        q: Any = 1.0,
+        observed: Observed | None = None,
+        draw: Draw | None = None,
+    ) -> tuple[Array, State]:
+        """The step to add to ``theta``, and the state to keep.
+
+        Args:
+            grad: Gradient of the mean loss.
+            state: From `init` or the last `update`.
+            theta: Means of the weights.
+            q: Relative share of signal of this layer, from `signal_shares` over the states of all.
+            observed: Statistics of the batch.
+            draw: Needed for ``noise`` and ``reset``.
+        """
+        xp = array_namespace(theta)
+        x = xp.astype(theta, memory_dtype(theta))
+        seen = Observed(self.batch_size) if observed is None else observed
+        if seen.batch_size is None:
+            raise ValueError(f"{BATCH_UNKNOWN}: give the rule batch_size=..., or pass observed.")
+        move, kept, sums = self.move(xp.astype(grad, x.dtype), state, x, q, seen, draw)
+        if sums is not None:
+            t = xp.astype(state["t"], x.dtype)
+            paired = 0 * t + float(seen.squares is None)
+            gain = self.signal_gain(t, paired, seen.batch_size)
+            for name, new in zip(("signal", "scatter"), sums, strict=True):
+                kept[name] = averaged(state[name], new, gain)
+        if "age" in state:
+            moved, kept["age"] = self.redrawn(x + move, kept, draw)
+            move = moved - x
+        return xp.astype(move, theta.dtype), {**kept, "t": state["t"] + 1}
+
+    def move(
+        self, g: Array, state: State, x: Array, q: Any, seen: Observed, draw: Draw | None = None
+    ) -> tuple[Array, State, tuple[Array, Array] | None]:
+        """The step, the state but for its averages of signal, and the sums that these average."""
+        xp = array_namespace(x)
+        B = seen.batch_size
+        K, v0, mean = self.k * B, state["prior_variance"], state["prior_mean"]
+        average = state.get("average")
+        H = state["curvature"]
+        target = B * g * g if seen.curvature is None else seen.curvature
+        H = H + self.curvature_rate * slowed(self.inertia) * (target - H)
+        H = xp.where(H < MOST_CURVATURE, H, MOST_CURVATURE)
+        c = K / q**2 + 0 * state["weight"]
+        s = c * H + 1 / v0
+        m = g
+        if self.averages and average is not None:
+            m = average + self.gain(xp.astype(state["t"], x.dtype), q) * (g - average)
+        force = m + self.pull / (K * v0) * (x - mean)
+        length = self.dt * K
+        if self.inertia:
+            bend = c * H / s
+            f = slowed(self.inertia * bend)
+            length = length * f
+        room = 1 / xp.sqrt(s)
+        move = xp.minimum(xp.maximum(-length * (force / s), -room), room)
+        if self.inertia and self.volatility:
+            # mu'^2/v over the step is -move * force * f: a moving mean ages its curvature.
+            push = -move * force * K * f * self.inertia / (1 + 3 * self.inertia * bend * f)
+            H = H / (1 + self.volatility * push)
+        if self.noise:
+            move = move + self.noise * xp.sqrt(2 * length / K / s) * _drawn(draw, x)
+        if present(self.weight_decay):
+            move = move + decayed(x, self.dt * self.weight_decay)
+        follow = self.prior_gain(B) * (x + move - mean)
+        kept = {**state, "weight": c, "curvature": H}
+        kept["prior_mean"] = mean + follow - self.return_rate * (mean - state["start"])
+        if average is not None:
+            kept["average"] = m
+        return move, kept, _signal_sums(g, s, average, seen) if self.balance else None
+
+    def doubt(self, batch_size: Any, weights: int) -> str:
+        """A warning if batches of one example leave most of the weights to the prior, or none."""
+        if not all(map(known, (batch_size, self.k, self.pull))) or batch_size != 1:
+            return ""
+        if not self.pull or self.k >= weights:
+            return ""
+        return (
+            f"Batches of one example: the belief about {weights} weights rests on k = {self.k:.6g} "
+            "examples, so the pull towards the prior's mean holds most weights near their start. "
+            f"Use pull=0, or a k of about the examples of one task (16 * {self.k:.6g} is as strict "
+            "as batches of 16)."
+        )
+
+    def gain(self, t: Any, q: Any) -> Any:
+        r"""Gain a of the average gradient after t steps: :math:`(1-\mathrm{momentum})q`, at most 1.
+
+        Noisy layers average for longer. At least :math:`1/(t+1)`: a plain mean of the first
+        gradients.
+        """
+        if not self.averages:
+            return 1 + 0 * t
+        a = clipped((1 - self.momentum) * q + 0 * t, 1 / (t + 1), 1.0)
+        return a if known(self.momentum) else array_namespace(a).where(self.momentum > 0, a, 1.0)
+
+    def prior_gain(self, batch_size: Any) -> Any:
+        r"""Gain of the prior's mean, :math:`\min(1, \mathrm{prior\_rate}\sqrt B)`.
+
+        That of a filter for a random walk observed through the noise of B examples.
+        """
+        return clipped(self.prior_rate * batch_size**0.5, 0.0, 1.0)
+
+    def signal_gain(self, t: Any, paired: Any, batch_size: Any) -> Any:
+        """Gain of the averages behind q after t steps; ``paired`` is 1 without squares of examples.
+
+        A pair needs a gradient before it, and squares of one example say nothing about noise.
+        """
+        times = t + 1 - paired
+        usable = (times >= 1) & ((paired > 0) | (batch_size > 1))
+        return clipped(1 / clipped(times, 1.0, math.inf), self.signal_rate, 1.0) * usable
+
+    def redrawn(self, x: Array, state: State, draw: Draw | None) -> tuple[Array, Array]:
+        """Weights with the free rows drawn anew from the prior, and the age of each row."""
+        xp = array_namespace(x)
+        v0, age, rest = state["prior_variance"], state["age"] + 1, tuple(range(1, x.ndim))
+        share = xp.mean(variance(state) / v0, axis=rest)
+        free = (share >= self.reset) & (age * self.curvature_rate > 1)
+        drawn = state["prior_mean"] + xp.sqrt(v0) * _drawn(draw, x)
+        rows = xp.reshape(free, (-1, *(1 for _ in rest)))
+        return xp.where(rows, drawn, x), xp.where(free, xp.zeros_like(age), age)
+
+    @property
+    def assumptions(self) -> str:
+        lines = [
+            "UncertainWeightsRule is the overdamped step of a learner who assumes:",
+            "- weights: each is N(mu, v), with a prior whose mean follows the weights slowly",
+            f"- loss: a quadratic near mu, with curvature from {self.curvature!r}",
+            f"- discount: strong; inertia eta/gamma^2 = {self.inertia:.6g}",
+            "- metric: that of Fisher, 1/v for the mean and 1/(2 v^2) for the variance",
+            "Not in the theory: the balance of layers; steps within one standard deviation.",
+        ]
+        return "\n".join(lines)
+
+
+def variance(state: State) -> Array:
+    """v of each weight, from a state of `UncertainWeightsRule`."""
+    return 1 / (state["weight"] * state["curvature"] + 1 / state["prior_variance"])
+
+
+def slowed(x: Any) -> Any:
+    r"""Speed with inertia relative to the overdamped one, :math:`1/(\frac12+\sqrt{\frac14+x})`."""
+    root = math.sqrt(0.25 + x) if known(x) else array_namespace(x).sqrt(0.25 + x)
+    return 1 / (0.5 + root)
+
+
+def signal_shares(signal: Array, scatter: Array) -> Array:
+    r"""q of each layer: its share of signal :math:`1-\bar N/\bar S` over the geometric mean of all.
+
+    A layer without a measurement has q = 1 and is not part of the mean.
+
+    Examples:
+        >>> import numpy as np
+        >>> signal_shares(np.array([1.0, 1.0, 0.0]), np.array([0.2, 0.8, 0.0])).round(6)
+        array([2. , 0.5, 1. ])
+    """
+    xp = array_namespace(signal)
+    measured = signal > 0
+    share = clipped(1 - scatter / xp.where(measured, signal, 1.0), LEAST_SHARE, 1.0)
+    logs = xp.where(measured, xp.log(share), 0.0)
+    count = xp.sum(xp.astype(measured, signal.dtype))
+    mean = xp.sum(logs) / xp.where(count > 0, count, 1.0)
+    return xp.where(measured, xp.exp(logs - mean), 1.0)
+
+
+def _signal_sums(
+    g: Array, s: Array, average: Array | None, seen: Observed
+) -> tuple[Array, Array] | None:
+    r""":math:`\sum v g^2` and the part of it that is noise."""
+    xp = array_namespace(g)
+    other = seen.squares if seen.squares is not None else average
+    if other is None:
+        return None
+    weighed = g / s
+    signal = xp.sum(weighed * g)
+    total = xp.sum(weighed * other) if seen.squares is None else xp.sum(other / s)
+    return signal, scatter_of(signal, total, seen.squares is None, seen.batch_size)
+
+
+def scatter_of(signal: Any, other: Any, paired: bool, batch_size: Any) -> Any:
+    r"""The noise in a sum :math:`\sum v g^2`.
+
+    With squares Q of the examples it is :math:`\sum v(Q-g^2)/(B-1)`, where ``other`` is
+    :math:`\sum vQ`. If ``paired``, other is :math:`\sum v\,g_tm_{t-1}` with the average m of the
+    earlier gradients, whose noise is independent: that sum is signal alone.
+    """
+    if paired:
+        return signal - other
+    return (other - signal) / clipped(batch_size - 1, 1, math.inf)
+
+
+def averaged(old: Any, new: Any, gain: Any) -> Any:
+    """``old + gain * (new - old)``, where a sum that overflowed is left out."""
+    if known(old):
+        return old + gain * (new - old) if gain > 0 and math.isfinite(new) else old
+    xp = array_namespace(old)
+    new = xp.where((gain > 0) & xp.isfinite(new), new, old)
+    return old + gain * (new - old)
+
+
+def clipped(x: Any, low: Any, high: float) -> Any:
+    """x within bounds; numbers or arrays."""
+    if known(x) and known(low):
+        return min(max(x, low), high)
+    xp = array_namespace(x)
+    return xp.where(x > low, xp.where(x < high, x, high), low)
+
+
+def _drawn(draw: Draw | None, x: Array) -> Array:
+    if draw is None:
+        raise ValueError("noise and reset need random numbers: pass draw to update.")
+    return draw(x)

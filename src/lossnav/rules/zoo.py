@@ -127,7 +127,7 @@ def AdaBelief(
 ) -> BeliefFamily:
     """Adam with the variance about the mean (`pytorch_optimizer.AdaBelief`, not rectified)."""
     return BeliefRule.practical(
-        lr, betas=betas, eps=eps, eps_state=eps, weight_decay=weight_decay, second="centred"
+        lr, betas=betas, eps=eps, eps_state=eps, weight_decay=weight_decay, second="centered"
     )
 
 
@@ -138,7 +138,7 @@ def Lion(
     betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.0,
 ) -> BeliefFamily:
-    """The sign of the mean: noise believed to be as large as the signal (`pytorch_optimizer.Lion`)."""
+    """The sign of the mean: noise as large as the signal (`pytorch_optimizer.Lion`)."""
     used, memory = betas
     notes = "Two memories of one mean: a filter has one."
     return BeliefRule(
@@ -161,9 +161,10 @@ def Muon(
     half: bool = True,
     scale: Literal["original", "match_rms_adamw", "none"] = "original",
 ) -> BeliefFamily:
-    """The polar factor of the mean (`torch.optim.Muon`; ``exact=True`` takes it by singular values).
+    """The polar factor of the mean (`torch.optim.Muon`; ``exact=True`` uses singular values).
 
-    The reference works in bfloat16, which NumPy lacks: there, pass ``half=False`` or ``exact=True``.
+    The reference works in bfloat16, which NumPy lacks: there, pass ``half=False`` or
+    ``exact=True``.
     """
     notes = f"the factor {scale!r} by the shape of the matrix."
     if not exact:
@@ -205,18 +206,18 @@ MEMBERS: dict[str, Member[...]] = {
 NOT_MEMBERS: dict[str, str] = {
     "heavy ball": (
         "Its friction has the opposite sign. The Euler-Lagrange equation of the objective is "
-        "x'' - gamma x' - eta k h x = 0, and its optimal path never swings past the minimum; a heavy "
-        "ball is x'' + c x' + h x = 0 and does. SGD with momentum is a member only as a filter: a "
-        "step along an averaged gradient."
+        "x'' - gamma x' - eta k h x = 0, and its optimal path never swings past the minimum; a "
+        "heavy ball is x'' + c x' + h x = 0 and does. SGD with momentum is a member only as a "
+        "filter: a step along an averaged gradient."
     ),
     "Nesterov's method": (
         "As dynamics it is x'' + (3/t) x' + h x = 0, again with friction of the opposite sign. Its "
         "look-ahead is a member: the mean gradient where the step will land."
     ),
     "Shampoo": (
-        "It applies the power -1/4 of each running covariance. If gradients vary as A on rows times "
-        "B on columns, the theory's V^(-1/2) is A^(-1/2) M B^(-1/2): the power is -1/2. The two agree "
-        "only where the covariances are of one single gradient."
+        "It applies the power -1/4 of each running covariance. If gradients vary as A on rows "
+        "times B on columns, the theory's V^(-1/2) is A^(-1/2) M B^(-1/2): the power is -1/2. "
+        "The two agree only where the covariances are of one single gradient."
     ),
     "Levenberg-Marquardt": (
         "(H + lambda)^(-1) g minimises the cost of one step, its length and the loss after it. The "
@@ -228,12 +229,13 @@ NOT_MEMBERS: dict[str, str] = {
         "is divided by the curvature only where it reaches the believed minimum."
     ),
     "Adam's eps": (
-        "It is not the discount. D = sqrt(v) + eps has eps where v vanishes and sqrt(v) + eps where it "
-        "is large; D = Gamma + sqrt(Gamma^2 + v) has 2 Gamma and sqrt(v) + Gamma. One Gamma cannot "
-        "be both eps/2 and eps."
+        "It is not the discount. D = sqrt(v) + eps has eps where v vanishes and sqrt(v) + eps "
+        "where it is large; D = Gamma + sqrt(Gamma^2 + v) has 2 Gamma and sqrt(v) + Gamma. One "
+        "Gamma cannot be both eps/2 and eps."
     ),
     "L2 penalty in Adam": (
-        "Adam's own weight_decay is a term of the loss: add it to the loss. As a drift it is AdamW's."
+        "Adam's own weight_decay is a term of the loss: add it to the loss. As a drift it is "
+        "AdamW's."
     ),
     "AMSGrad": "It keeps the largest v ever seen, which no belief that forgets can do.",
 }

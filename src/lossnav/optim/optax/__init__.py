@@ -1,25 +1,37 @@
 """Optimizers for JAX, as transformations of optax: ``from lossnav.optim.optax import navigator``.
 
-Each is the optimizer of the same name in `lossnav.optim.torch`, with the same defaults; a test holds the
-two within 1e-6 of each other over 100 steps. Here ``lr`` is ``learning_rate`` and ``betas`` are ``b1, b2``, as in optax.
+Each is the optimizer of the same name in `lossnav.optim.torch`, with the same defaults and the same
+steps: tests hold the two within 1e-6 of each other over 100 steps. That class explains what the
+arguments mean; ``lr`` is ``learning_rate`` here and ``betas`` are ``b1, b2``, as in optax.
 
-The formulas are not repeated: each function sets up a rule of `lossnav.rules` and runs it on every leaf.
+No formula is repeated: each function sets up a rule of `lossnav.rules` and runs it on every leaf.
+The state is a named tuple of ``count`` (steps taken), ``skipped`` (steps left out because a
+gradient was not finite) and ``memory`` (trees like the parameters', by name). Numbers may be
+injected by `optax.inject_hyperparams`. State is kept in float32 at least; a complex leaf is a pair
+of real ones (conjugate its gradient first, as for all of optax).
 """
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any, Literal
 
-from lossnav.optim.optax.kronecker import BasisRule, assigned
+import jax
+import jax.numpy as jnp
+
+from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
-from lossnav.optim.optax.uncertain import Settings, uncertain
+from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.gains import fraction
+from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
+from lossnav.rules.uncertain import UncertainWeightsRule, variance
 
 __all__ = [
-    "RuleState",
     "ballistic",
+    "create",
     "from_rule",
     "kronecker_navigator",
     "navigator",
@@ -29,6 +41,7 @@ __all__ = [
 ]
 
 Nonfinite = Literal["skip", "raise", "ignore"]
+_Default = UncertainWeightsRule
 
 
 def navigator(
@@ -40,52 +53,40 @@ def navigator(
     *,
     gamma: float = 0.0,
     gain: Literal["betas", "kalman"] = "betas",
-    centred: bool = False,
+    centered: bool = False,
     nesterov: bool = True,
     saturation: float = 4.0,
     shared: float = 0.5,
+    mask: Any = None,
     nonfinite: Nonfinite = "skip",
+    centred: bool | None = None,
 ) -> Any:
-    r"""The optimal step under a belief about each gradient: Adam, and what lies beyond it.
+    """Adam with curvature damping, look-ahead, and an optional discount.
 
-    The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
-    gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
-
-    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac mD,\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad
-              z=c\,s\,\Bigl[a+(1-a)\frac{v}{D\sqrt{\bar v}}\Bigr],
-
-    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
-    is the saturation, a how much of it is shared, :math:`\bar v` the array's mean of v, and s the learning rate in
-    units of its peak.
-    With ``saturation=0, nesterov=False`` it is Adam. Memory is in float32 at least, beside parameters of any precision;
-    a complex parameter is a pair of real ones (conjugate its gradient first, as for all of optax).
+    This is `lossnav.optim.torch.Navigator`.
 
     Args:
-        learning_rate: Step of a typical coordinate whose mean gradient is one standard deviation; or a schedule.
-        b1: How much a step leaves of the old mean.
-        b2: How much a step leaves of the old variance.
-        eps: Added to D.
-        weight_decay: Rate of decay for each unit of the learning rate, as in AdamW. It needs ``params`` in
-            ``update``.
-        gamma: Discount, in units of a gradient. Coordinates with :math:`\sqrt v` well below it follow
-            gradient descent with step ``learning_rate / (2 * gamma)``, those well above it Adam.
-        gain: ``"betas"``, one gain :math:`1-b_1` for all coordinates with Adam's bias correction; or
-            ``"kalman"``, the steady gain of a Kalman filter by each coordinate's own noise: noisy ones
-            average longer, and one of typical noise has the gain :math:`1-b_1`.
-        centred: v is the average of :math:`(g-m)^2` (AdaBelief), not of :math:`g^2`.
-        nesterov: Use the mean as it will be when the gradient is seen once more.
-        saturation: c: z of the finite step for a coordinate of typical v, at the largest learning rate so far. Coordinates
-            with larger v step shorter than Adam's, those with smaller v longer. Zero is Adam.
-        shared: a: how much of z all coordinates of an array share, from 0 to 1.
-        nonfinite: With a NaN or infinite gradient anywhere in the tree, ``"skip"`` the whole step: updates are
-            zero, the memory and the schedule stand still, and ``state.skipped`` counts it. ``"raise"``
-            FloatingPointError; a compiled step cannot, and skips instead. Or ``"ignore"`` it, for
-            instance if `optax.apply_if_finite` takes care.
-
-    With `optax.inject_hyperparams` all numbers may be injected.
+        learning_rate: A number or a schedule.
+        b1: Decay rate of the average of gradients.
+        b2: Decay rate of the average of their squares.
+        eps: Term added to the denominator for numerical stability.
+        weight_decay: Decoupled weight decay coefficient; needs ``params`` in ``update``.
+        gamma: Discount rate, in units of a gradient.
+        gain: One gain ``"betas"`` for all coordinates, or a ``"kalman"`` gain for each.
+        centered: Average the squared deviation from the mean, as AdaBelief does.
+        nesterov: Use look-ahead momentum.
+        saturation: Strength of curvature damping; 0 recovers Adam.
+        shared: Fraction of the damping shared by all coordinates of an array.
+        mask: Which arrays decay, as in `optax.adamw`: a tree of booleans like the parameters' or a
+            prefix of it, or a function from the parameters to one. None is all of them.
+        nonfinite: If a gradient anywhere in the tree is NaN or infinite, ``"skip"`` the whole step:
+            updates are zero, and the state and the schedule do not advance. ``"raise"``
+            FloatingPointError; a compiled step cannot, and skips. Or ``"ignore"`` it, for instance
+            inside `optax.apply_if_finite`.
+        centred: Old spelling of ``centered``; deprecated.
 
     Returns:
-        An `optax.GradientTransformation`, whose state is a `RuleState`.
+        An `optax.GradientTransformationExtraArgs`.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -103,11 +104,10 @@ def navigator(
         >>> bool(loss(params) < 1e-4), int(state.skipped)
         (True, 0)
     """
-    rule = _belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation, shared)
-    return transform(
-        lambda leaves: [rule] * len(leaves), learning_rate, weight_decay=weight_decay,
-        nonfinite=nonfinite, needs_params=False,
-    )  # fmt: skip
+    centered = _respelled(centered, centred)
+    numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
+    rule = _belief(b1, b2, gain, centered, nesterov, **numbers)
+    return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
 
 def ballistic(
@@ -116,20 +116,18 @@ def ballistic(
     eps: float = 1e-8,
     weight_decay: Any = 0.0,
     *,
+    mask: Any = None,
     nonfinite: Nonfinite = "skip",
 ) -> Any:
-    r"""The paper's optimizer for its Fig. 2e, f: no discount, and the last gradient as the mean.
+    """The paper's optimizer for its Fig. 2e, f: the last gradient over the root of its mean square.
 
-    .. math:: v\leftarrow\beta_2 v+(1-\beta_2)g^2,\qquad\Delta\theta=-\mathrm{lr}\;g/\sqrt{v+\epsilon}.
-
-    As in the paper v starts at zero and is not corrected for it, so the first steps are long:
-    :math:`\mathrm{lr}/\sqrt{1-\beta_2}` in each coordinate. Memory: one number for each parameter.
+    This is `lossnav.optim.torch.Ballistic`.
 
     Args:
         learning_rate: A number or a schedule; 5e-4 in the paper.
-        b2: How much a step leaves of v; the paper has 0.999 for MNIST and 0.9 for CIFAR-10.
-        eps: Added to v, under the root.
-        weight_decay, nonfinite: As in `navigator`.
+        b2: Decay rate of the average of squared gradients, which is not corrected for bias.
+        eps: Added to that average, under the root.
+        weight_decay, mask, nonfinite: As in `navigator`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -140,14 +138,9 @@ def ballistic(
         >>> print(np.asarray(theta + step).round(4))  # both move by lr / sqrt(1 - b2)
         [ 0.9684 -1.9684]
     """
-    rule = BeliefRule.practical(
-        betas=(0.0, fraction("b2", plain(b2))), eps=0.0, eps_root=plain(eps),
-        diffuse=False,
-    )  # fmt: skip
-    return transform(
-        lambda leaves: [rule] * len(leaves), learning_rate, weight_decay=weight_decay,
-        nonfinite=nonfinite, needs_params=False,
-    )  # fmt: skip
+    betas = 0.0, fraction("b2", plain(b2))
+    rule = BeliefRule.practical(betas=betas, eps=0.0, eps_root=plain(eps), diffuse=False)
+    return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
 
 def kronecker_navigator(
@@ -161,124 +154,126 @@ def kronecker_navigator(
     refresh: int = 10,
     gamma: float = 0.0,
     gain: Literal["betas", "kalman"] = "betas",
-    centred: bool = False,
+    centered: bool = False,
     nesterov: bool = True,
     saturation: float = 4.0,
     shared: float = 0.75,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
+    mask: Any = None,
     nonfinite: Nonfinite = "skip",
+    centred: bool | None = None,
 ) -> Any:
-    r"""The optimal step under a belief about each whole matrix: SOAP, and what lies beyond it.
+    """`navigator` in the eigenbasis of each matrix's gradient covariances, as in SOAP.
 
-    The learner believes that the gradient G of a matrix varies independently along the eigenvectors of
-    :math:`L=E[GG^T]` and :math:`R=E[G^TG]`. In that basis, :math:`G'=Q_L^TGQ_R`, it takes the step of
-    `navigator`, with all of its settings, and turns it back:
+    This is `lossnav.optim.torch.KroneckerNavigator`. Vectors, scalars, and matrices without a basis
+    get the step of `navigator`. The first gradient of a matrix only sets up its basis.
 
-    .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{1+c}{1+z}\frac mD\Bigr]Q_R^T,\qquad
-              m=E[G'],\quad v=E[G'^2].
-
-    One transformation serves a whole model. An array with more axes is a matrix of its first axis and
-    the rest. Vectors, single numbers, and matrices without a basis get exactly the step of `navigator`.
-    The first gradient of a matrix sets up its basis; nothing moves but by decay.
-
-    Mapped by `jax.vmap`, a basis is refreshed at every step and mostly thrown away: a mapped step is
-    right but slow.
+    Under `jax.vmap` a basis is computed at every step and mostly discarded: correct, but slow.
 
     Args:
-        learning_rate: Step of a typical coordinate whose mean gradient is one standard deviation; or a schedule.
-        b1: How much a step leaves of the old mean.
-        b2: How much a step leaves of the old variance.
-        eps: Added to D.
-        weight_decay: Rate of decay for each unit of the learning rate, as in AdamW, before the step.
-        basis_beta: How much a step leaves of the old L and R.
-        refresh: Steps between two refreshes of a basis. Matrices take turns.
-        gamma, gain, centred, nesterov, saturation, shared, nonfinite: As in `navigator`.
-        max_dim: A longer side keeps its own axes, so that an embedding has a basis for its columns
-            only; so does a side too long for the gradients remembered to fill it.
-        matrix: ``"auto"`` as above, True for a basis on every side whatever its length, or False for none.
-            For single arrays, use `optax.multi_transform`.
+        learning_rate, b1, b2, eps, weight_decay: As in `navigator`.
+        basis_beta: Decay rate of the averaged covariances.
+        refresh: Steps between two refreshes of a basis; matrices take turns.
+        gamma, gain, centered, nesterov, saturation, shared: As in `navigator`, in the basis.
+        max_dim: Sides longer than this get no basis.
+        matrix: ``"auto"``, True for a basis on every side, or False for none. For single arrays,
+            use `optax.multi_transform`.
+        mask, nonfinite, centred: As in `navigator`.
 
     Examples:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> goal = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> params = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)}
-        >>> def loss(params):
-        ...     return jnp.sum((params["w"] + params["b"] - goal) ** 2)
-        >>> optimizer = kronecker_navigator(optax.cosine_decay_schedule(0.1, 200))
-        >>> state = optimizer.init(params)
-        >>> @jax.jit
-        ... def step(params, state):
-        ...     updates, state = optimizer.update(jax.grad(loss)(params), state, params)
-        ...     return optax.apply_updates(params, updates), state
-        >>> for _ in range(200):
-        ...     params, state = step(params, state)
-        >>> bool(loss(params) < 0.1), sorted(state.memory)
-        (True, ['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'])
+        >>> import jax.numpy as jnp
+        >>> optimizer = kronecker_navigator(0.1)
+        >>> state = optimizer.init({"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)})
+        >>> sorted(state.memory), state.memory["Q0"]["b"]  # only the matrix has a basis
+        (['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'], None)
     """
-    for name, value in (("refresh", refresh), ("max_dim", max_dim)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
-    if matrix not in (True, False, "auto"):
-        raise ValueError(f'matrix is {matrix!r}, but it must be True, False or "auto".')
-    rule = BasisRule(
-        dt=1.0, basis_beta=fraction("basis_beta", plain(basis_beta)),
-        refresh=refresh, max_dim=max_dim,
-        inner=_belief(b1, b2, eps, gamma, gain, centred, nesterov, saturation, shared),
-    )  # fmt: skip
+    check_basis(refresh, max_dim, matrix)
+    centered = _respelled(centered, centred)
+    numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
+    inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
+    rule = RotatedRule(dt=1.0, inner=inner, basis_beta=plain(basis_beta), refresh=refresh)
+
+    def assign(leaves: list[Any], _: Any) -> list[Rule]:
+        sizes = [
+            (1, 0) if leaf is None else matrix_size(jnp.shape(leaf), pairs=jnp.iscomplexobj(leaf))
+            for leaf in leaves
+        ]
+        chosen = [
+            sides(*size, matrix=matrix, max_dim=max_dim, basis_beta=basis_beta) for size in sizes
+        ]
+        costs = [
+            float(sum(size[i] ** 3 for i in own)) for size, own in zip(sizes, chosen, strict=True)
+        ]
+        return [
+            replace(rule, sides=own, phase=phase) if own else inner
+            for own, phase in zip(chosen, phases(tuple(costs), refresh), strict=True)
+        ]
+
     return transform(
-        lambda leaves: assigned(leaves, rule, matrix), learning_rate, weight_decay=weight_decay,
-        nonfinite=nonfinite, needs_params=False,
-    )  # fmt: skip
+        assign,
+        learning_rate,
+        weight_decay=weight_decay,
+        mask=mask,
+        nonfinite=nonfinite,
+        needs_params=False,
+    )
 
 
 def weight_uncertainty(
-    learning_rate: LearningRate = 3e-3,
+    learning_rate: LearningRate = _Default.dt,
     *,
-    k: float = 940.0,
-    batch_size: int = 1,
+    k: float = _Default.k,
+    batch_size: int | None = None,
     curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
-    pull: float = 1.5,
-    momentum: float = 0.7,
-    curvature_rate: float = 0.02,
-    signal_rate: float = 1e-3,
-    prior_rate: float = 1.5e-4,
-    return_rate: float = 5e-5,
+    pull: float = _Default.pull,
+    momentum: float = _Default.momentum,
+    curvature_rate: float = _Default.curvature_rate,
+    signal_rate: float = _Default.signal_rate,
+    prior_rate: float = _Default.prior_rate,
+    return_rate: float = _Default.return_rate,
     prior_variance: float | None = None,
     balance: bool = True,
     inertia: float = 0.0,
     volatility: float = 0.0,
     noise: float = 0.0,
     reset: float | None = None,
+    weight_decay: float = 0.0,
     seed: int = 0,
     nonfinite: Nonfinite = "skip",
 ) -> Any:
-    r"""Keep a mean and a variance of each weight, and learn fast where little is known (paper Sec. 6).
+    """Keep a mean and a variance of each weight; learn fast where little is known (paper Sec. 6).
 
-    Each weight is :math:`N(\mu, v)`, with a prior :math:`N(\mu_0, v_0)` that follows the weights slowly:
-
-    .. math:: v=\frac{1}{c H+1/v_0},\qquad
-              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
-              \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2 .
-
-    It is `lossnav.optim.torch.WeightUncertainty`, where all settings are explained. What each example says is given to
-    ``update``: ``squares``, a tree of the mean over examples of squared gradients (`jax.vmap` of `jax.grad`
-    gives them), for ``"fisher"`` and for the balance between layers; ``curvature``, a tree of the
-    curvature's diagonal, for ``"ggn"``; and ``batch_size``, in place of the setting.
+    This is `lossnav.optim.torch.WeightUncertainty`. Statistics of the examples are passed to
+    ``update``: ``squares``, a tree of the mean over examples of squared gradients (`jax.vmap` of
+    `jax.grad` gives them), for ``"fisher"`` and for the balance between layers; ``curvature``, a
+    tree of the curvature's diagonal, for ``"ggn"``; and ``batch_size``, in place of the setting.
 
     Args:
-        learning_rate: Time between steps, in the units in which the variance settles; or a schedule.
-        k, batch_size, curvature, pull, momentum: As in PyTorch.
-        curvature_rate, signal_rate, prior_rate, return_rate: As in PyTorch.
-        prior_variance: :math:`v_0`. None takes the mean square of each matrix at ``init``. Vectors and zeros take that of
-            the matrix nearest to them in the tree: of the same branch, before others, and before them,
-            rather than after.
-        balance, inertia, volatility, noise, reset: As in PyTorch.
-        seed: Of the numbers drawn for ``noise`` and ``reset``.
+        learning_rate: Step size (dimensionless): a number or a schedule.
+        k: Weight of the loss, for each example of a batch.
+        batch_size: Examples in a batch, whose mean the loss is; needed here or in each ``update``.
+        curvature: Source of the curvature estimate.
+        pull: Strength of the pull towards the prior's mean.
+        momentum: Decay rate of the average of gradients.
+        curvature_rate: Gain of the average of curvature.
+        signal_rate: Gain of the averages that measure the share of signal.
+        prior_rate: Rate at which the prior's mean follows the weights.
+        return_rate: Rate at which the prior's mean returns to the initial weights.
+        prior_variance: Prior variance. None takes the mean square of each matrix at ``init``;
+            vectors and zeros take that of the nearest matrix in the tree: first in the same branch,
+            and rather before than after them.
+        balance: Balance layers by their share of signal.
+        inertia: Inertia of the second-order equations; 0 is overdamped.
+        volatility: With inertia, how much a moving mean raises the variance.
+        noise: Scale of Langevin noise.
+        reset: Redraw rows of a matrix whose variance has returned to this share of the prior's.
+        weight_decay: Decoupled weight decay coefficient.
+        seed: Seed of the numbers drawn for ``noise`` and ``reset``.
         nonfinite: As in `navigator`.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`, whose state is a `RuleState`.
+        An `optax.GradientTransformationExtraArgs`.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -288,47 +283,42 @@ def weight_uncertainty(
         >>> params = {"w": jnp.full((3, 1), 0.5)}
         >>> optimizer = weight_uncertainty(0.03, curvature="fisher")
         >>> state = optimizer.init(params)
-        >>> @jax.jit
-        ... def step(params, state):
-        ...     each = jax.vmap(jax.grad(loss), (None, 0))(params, x)  # of every example
-        ...     grads = jax.tree.map(lambda g: g.mean(0), each)
-        ...     squares = jax.tree.map(lambda g: (g * g).mean(0), each)
-        ...     updates, state = optimizer.update(grads, state, params, squares=squares, batch_size=64)
-        ...     return optax.apply_updates(params, updates), state
-        >>> for _ in range(300):
-        ...     params, state = step(params, state)
-        >>> bool(loss(params, x) < 0.1)
+        >>> each = jax.vmap(jax.grad(loss), (None, 0))(params, x)  # the gradient of every example
+        >>> grads = jax.tree.map(lambda g: g.mean(0), each)
+        >>> seen = {"squares": jax.tree.map(lambda g: (g * g).mean(0), each), "batch_size": 64}
+        >>> updates, state = optimizer.update(grads, state, params, **seen)
+        >>> bool(loss(optax.apply_updates(params, updates), x) < loss(params, x))
         True
-        >>> drawn = sample_weights(jax.random.key(1), params, state)
-        >>> jax.tree.map(jnp.shape, weight_variance(state))
-        {'w': (3, 1)}
     """
     numbers = {
         "k": k, "batch_size": batch_size, "pull": pull, "momentum": momentum,
-        "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate, "return_rate": return_rate,
-        "inertia": inertia, "volatility": volatility, "noise": noise,
+        "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate,
+        "return_rate": return_rate, "inertia": inertia, "volatility": volatility, "noise": noise,
+        "weight_decay": weight_decay,
     }  # fmt: skip
-    settings = Settings(
-        **{name: plain(value) for name, value in numbers.items()}, curvature=curvature,
-        prior_variance=prior_variance, balance=bool(balance), reset=reset, seed=int(seed),
-    )  # fmt: skip
-    return uncertain(learning_rate, settings, nonfinite)
+    rule = UncertainWeightsRule(
+        **{name: plain(value) for name, value in numbers.items()},
+        curvature=curvature,
+        prior_variance=prior_variance,
+        balance=bool(balance),
+        reset=reset,
+    )
+    return uncertain(learning_rate, rule, seed=int(seed), nonfinite=nonfinite)
 
 
 def weight_variance(state: RuleState) -> Any:
-    """The variance v that `weight_uncertainty` believes of each weight: a tree like the parameters'.
+    """The variance that `weight_uncertainty` believes of each weight: a tree like the parameters'.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> state = weight_uncertainty(prior_variance=0.5).init({"w": jnp.ones((1, 2))})
-        >>> weight_variance(state)["w"].tolist()  # nothing was seen yet
+        >>> weight_variance(state)["w"].tolist()  # nothing was observed yet
         [[0.5, 0.5]]
     """
-    import jax
-
+    names = ("weight", "curvature", "prior_variance")
     return jax.tree.map(
-        lambda weight, H, v0: 1 / (weight * H + 1 / v0),
-        *(state.memory[name] for name in ("weight", "curvature", "prior_variance")),
+        lambda *values: variance(dict(zip(names, values, strict=True))),
+        *(state.memory[name] for name in names),
     )
 
 
@@ -343,15 +333,14 @@ def sample_weights(key: Any, params: Any, state: RuleState) -> Any:
         >>> round(float(drawn["w"].std()), 1)
         0.5
     """
-    import jax
-
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, max(len(leaves), 1))
     spread = jax.tree.leaves(weight_variance(state))
-    return tree.unflatten([
+    drawn = [
         (x + v**0.5 * jax.random.normal(key, v.shape, v.dtype)).astype(x.dtype)
         for x, v, key in zip(leaves, spread, keys, strict=False)
-    ])  # fmt: skip
+    ]
+    return tree.unflatten(drawn)
 
 
 def from_rule(
@@ -359,11 +348,11 @@ def from_rule(
 ) -> Any:
     """Any rule of `lossnav` as a transformation; each array of the tree is one theta of its own.
 
-    Different rules for different arrays are a matter of `optax.multi_transform`.
+    For different rules on different arrays, use `optax.multi_transform`.
 
     Args:
-        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. It is traced, so it
-            must not look at values (``negative="refuse"`` and Lanczos do).
+        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. It
+            is traced, so it must not depend on values (``negative="refuse"`` and Lanczos do).
         learning_rate: In place of the rule's own ``dt``: a number or a schedule.
         nonfinite: As in `navigator`.
 
@@ -382,21 +371,49 @@ def from_rule(
             f"from_rule takes a Rule, but a {type(rule).__name__} was given: make one with "
             "lossnav.learning_rule(objective), or call the setting of lossnav.rules.zoo."
         )
-    return transform(lambda leaves: [rule] * len(leaves), learning_rate, nonfinite=nonfinite)
+    return transform(lambda leaves, _: [rule] * len(leaves), learning_rate, nonfinite=nonfinite)
+
+
+def _same_for_all(
+    rule: Rule, learning_rate: LearningRate, weight_decay: Any, mask: Any, nonfinite: Nonfinite
+) -> Any:
+    return transform(
+        lambda leaves, _: [rule] * len(leaves),
+        learning_rate,
+        weight_decay=weight_decay,
+        mask=mask,
+        nonfinite=nonfinite,
+        needs_params=False,
+    )
+
+
+def _respelled(centered: bool, centred: bool | None) -> bool:
+    if centred is None:
+        return centered
+    warnings.warn(
+        "centred is now spelled centered, as in PyTorch; the old spelling will be removed.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return centred
 
 
 def _belief(
-    b1: Any, b2: Any, eps: Any, gamma: Any, gain: Literal["betas", "kalman"], centred: bool,
-    nesterov: bool, saturation: Any, shared: Any,
-) -> BeliefRule:  # fmt: skip
+    b1: Any,
+    b2: Any,
+    gain: Literal["betas", "kalman"],
+    centered: bool,
+    nesterov: bool,
+    **numbers: Any,
+) -> BeliefRule:
     betas = fraction("b1", plain(b1)), fraction("b2", plain(b2))
     if gain == "kalman" and isinstance(betas[0], float) and not betas[0]:
         raise ValueError(
-            'b1 is 0, but gain="kalman" needs it above zero: it is the memory of a coordinate of '
+            'b1 is 0, but gain="kalman" needs it above zero: it sets the gain of a coordinate of '
             'typical noise. Use gain="betas".'
         )
+    settings = {name: plain(value) for name, value in numbers.items()}
+    second = "centered" if centered else "plain"
     return BeliefRule.practical(
-        betas=betas, eps=plain(eps), gamma=plain(gamma), gain=gain,
-        second="centred" if centred else "plain", nesterov=bool(nesterov),
-        saturation=plain(saturation), shared=plain(shared),
-    )  # fmt: skip
+        betas=betas, gain=gain, second=second, nesterov=bool(nesterov), **settings
+    )

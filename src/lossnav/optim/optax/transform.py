@@ -1,7 +1,6 @@
-"""A `Rule` as a GradientTransformation: trees in and out, schedules, and gradients that are not finite.
+"""Run a `Rule` on each leaf of a tree: schedules, weight decay, and gradients that are not finite.
 
-A rule knows one array and its memory. Here it is run on each leaf of a tree. Nothing looks at a
-value, so that a step can be compiled, scanned, mapped and sharded.
+Nothing depends on values, so that a step can be compiled, scanned, mapped and sharded.
 """
 
 from __future__ import annotations
@@ -18,24 +17,29 @@ import optax
 from lossnav._base import checks
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.family import BeliefFamily, decayed
+from lossnav.rules.uncertain import UncertainWeightsRule
 
+Path = tuple[str, ...]
+"""The names of the branches to a leaf."""
 Tree = Any
 """A pytree of arrays."""
 LearningRate = Any
-"""A number, an array of one number, or a schedule: a function from the count of steps to either."""
+"""A number, an array of one number, or a schedule: a function from the step count to either."""
 PEAK = "peak"
 """The largest learning rate so far: one number for all leaves."""
+COUNTED = (BeliefFamily, UncertainWeightsRule)
+"""Rules whose ``t`` is the count of steps, which all leaves share."""
 NONFINITE = ("skip", "raise", "ignore")
 
 
 class RuleState(NamedTuple):
-    """The memory of a rule over a whole tree.
+    """The state of a rule over a whole tree.
 
     Attributes:
-        count: Steps taken, which is what a schedule is asked with.
+        count: Steps taken, the argument of a schedule.
         skipped: Steps left out because a gradient was NaN or infinite.
-        memory: What the rule remembers: by name, a tree like that of the parameters. A leaf that does
-            not need it has None.
+        memory: The rule's state: by name, a tree like that of the parameters, with None for a leaf
+            that does not need it.
     """
 
     count: Array
@@ -44,21 +48,27 @@ class RuleState(NamedTuple):
 
 
 def transform(
-    assign: Callable[[list[Any]], list[Rule]],
+    assign: Callable[[list[Any], list[Path]], list[Rule]],
     learning_rate: LearningRate = None,
     *,
     weight_decay: Any = 0.0,
+    mask: Any = None,
     nonfinite: str = "skip",
     needs_params: bool = True,
+    extras: Callable[..., list[dict[str, Any]]] | None = None,
 ) -> Any:
     """Run a rule on each leaf, with ``learning_rate`` as its dt.
 
     Args:
-        assign: The rule of each leaf. It may look at shapes and types, and a leaf may be None.
+        assign: Returns the rule of each leaf, by shapes, types and paths; a leaf may be None.
         learning_rate: In place of the rules' own ``dt``; None keeps it.
-        weight_decay: Rate of decay for each unit of ``learning_rate``, besides what a rule does.
+        weight_decay: Decoupled weight decay coefficient, besides what a rule does.
+        mask: Which leaves decay; see `lossnav.optim.optax.navigator`.
         nonfinite: See `lossnav.optim.optax.navigator`.
-        needs_params: Whether a rule looks at the parameters.
+        needs_params: Whether a rule depends on the parameters.
+        extras: Called with the tree's structure, the gradients, the state of each leaf, the step
+            count, and the extra arguments of ``update``; returns those of each leaf's rule. Without
+            it, extra arguments are accepted and not used, as in optax.
     """
     checks.choice("policy for gradients that are not finite", nonfinite, NONFINITE)
     if isinstance(learning_rate, numbers.Real):
@@ -68,27 +78,30 @@ def transform(
     decays = not (isinstance(weight_decay, numbers.Real) and weight_decay == 0)
 
     def init(params: Tree) -> RuleState:
-        leaves, tree = _flat(params)
+        leaves, tree = flat(params)
         begun = [
             None if leaf is None else _begun(rule, _wide(leaf))
-            for rule, leaf in zip(assign(leaves), leaves, strict=True)
+            for rule, leaf in zip(assign(leaves, paths_of(params)), leaves, strict=True)
         ]
-        if not leaves:  # with such a tree optax asks what the state is made of
+        if not leaves:  # optax asks with such a tree what the state is made of
             example = jax.ShapeDtypeStruct((1, 1), jnp.float32)
-            begun = [jax.eval_shape(lambda x: _begun(assign([x])[0], x), example)]
+            begun = [jax.eval_shape(lambda x: _begun(assign([x], [()])[0], x), example)]
         zero = jnp.zeros((), jnp.int32)
         peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
         one = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
         return RuleState(zero, zero, _by_name(begun, tree) | one)
 
-    def update(updates: Tree, state: RuleState, params: Tree = None) -> tuple[Tree, RuleState]:
-        grads, tree = _flat(updates)
+    def update(
+        updates: Tree, state: RuleState, params: Tree = None, **given: Any
+    ) -> tuple[Tree, RuleState]:
+        grads, tree = flat(updates)
         if params is None and (needs_params or decays):
             raise ValueError(
                 "This update depends on the parameters: call update(grads, state, params)."
             )
         thetas = grads if params is None else tree.flatten_up_to(params)
-        held = _by_leaf(state.memory, tree)
+        decaying = _decaying(mask, params, tree) if decays else [False] * len(grads)
+        held = by_leaf(state.memory, tree)
         ok = None if nonfinite == "ignore" else _all_finite(grads)
         if nonfinite == "raise":
             _refuse(ok, updates)
@@ -97,7 +110,11 @@ def transform(
         kept: list[State | None] = []
         one = {name: value for name, value in state.memory.items() if name == PEAK}
         highest = dict(one)
-        for rule, grad, old, theta in zip(assign(thetas), grads, held, thetas, strict=True):
+        more = (
+            [{}] * len(grads) if extras is None else extras(tree, grads, held, state.count, **given)
+        )
+        columns = assign(thetas, paths_of(updates)), grads, held, thetas, more, decaying
+        for rule, grad, old, theta, extra, shrinks in zip(*columns, strict=True):
             if grad is None:
                 moves.append(None)
                 kept.append(old)
@@ -106,8 +123,9 @@ def transform(
             g = g if ok is None else jnp.where(ok, g, 0)
             now = rule if rate is None else replace(rule, dt=_like(rate, x))
             here = {name: value.astype(x.dtype) for name, value in one.items()}
-            move, new = now.update(g, _with_count(rule, old | here, state.count), x)
-            if decays:  # rounded as if the parameters themselves went through decay and move
+            here |= {"t": state.count} if isinstance(rule, COUNTED) else {}
+            move, new = now.update(g, old | here, x, **extra)
+            if shrinks:  # rounded as if the parameters themselves went through decay and move
                 move = ((x + decayed(x, now.dt * _like(weight_decay, x))) + move) - x
             moves.append(_narrow(_chosen(ok, move, jnp.zeros_like(move)), theta))
             kept.append({name: _chosen(ok, new[name], value) for name, value in old.items()})
@@ -119,7 +137,7 @@ def transform(
             skipped = jnp.where(ok, skipped, optax.safe_increment(skipped))
         return tree.unflatten(moves), RuleState(count, skipped, _by_name(kept, tree) | highest)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def plain(value: Any) -> Any:
@@ -127,69 +145,88 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def _flat(tree: Tree) -> tuple[list[Any], Any]:
-    # None stands for a leaf that gets no gradient, as in trees that were filtered.
-    return jax.tree.flatten(tree, is_leaf=lambda leaf: leaf is None)
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def flat(tree: Tree) -> tuple[list[Any], Any]:
+    """The leaves and the structure; None is a leaf without a gradient, as in filtered trees."""
+    return jax.tree.flatten(tree, is_leaf=_is_none)
+
+
+def paths_of(tree: Tree) -> list[Path]:
+    """The path of each leaf, as the names of its branches.
+
+    Examples:
+        >>> paths_of({"layers": [{"w": 1.0}, None]})
+        [('layers', '0', 'w'), ('layers', '1')]
+    """
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    keys = "key", "name", "idx"
+    return [
+        tuple(str(next(getattr(part, key) for key in keys if hasattr(part, key))) for part in path)
+        for path, _ in found
+    ]
+
+
+def _decaying(mask: Any, params: Tree, tree: Any) -> list[bool]:
+    """Whether each leaf decays, from a tree or a prefix of it, or a function that returns one."""
+    if mask is None:
+        return [True] * tree.num_leaves
+    chosen = mask(params) if callable(mask) else mask
+    return tree.flatten_up_to(jax.tree.broadcast(chosen, params, is_leaf=_is_none))
 
 
 def _wide(leaf: Any) -> Array:
-    """A leaf as the rule sees it: in the precision of the memory, and complex numbers as pairs of reals."""
+    """A leaf in the precision of the state, with complex numbers as pairs of reals."""
     x = jnp.asarray(leaf)
     if jnp.iscomplexobj(x):
         x = jnp.stack((x.real, x.imag), axis=-1)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
             f"A leaf of the parameters has dtype {x.dtype}, but only real and complex numbers can "
-            "be learnt: leave it out, or use optax.masked."
+            "be learned: leave it out, or use optax.masked."
         )
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _narrow(move: Array, leaf: Any) -> Array:
-    """A move in the type of the leaf it is for."""
+    """A move in the dtype of its leaf."""
     if jnp.iscomplexobj(leaf):
         move = jax.lax.complex(move[..., 0], move[..., 1])
     return move.astype(jnp.asarray(leaf).dtype)
 
 
 def _like(value: Any, x: Array) -> Any:
-    """A number as it is; an array in the precision of x, which it must not raise."""
+    """A number as it is; an array in the precision of x."""
     return value if isinstance(value, numbers.Real) else jnp.asarray(value, x.dtype)
 
 
 def _begun(rule: Rule, x: Array) -> State:
-    """The first memory of a leaf; what has the leaf's shape is sharded as the leaf is."""
+    """The first state of a leaf; arrays of the leaf's shape are sharded like it."""
     home = None if isinstance(x, jax.core.Tracer) else x.sharding
     if home is None or len(home.device_set) == 1:
         begun = rule.init(x)
     else:
-        # A rule makes small arrays where the leaf is, but they cannot be cut as it is: traced, they are not.
+        # A rule puts small arrays on the leaf's devices, but they cannot be cut like it: traced,
+        # they are not.
         begun = {
             name: jax.device_put(value, home) if value.shape == x.shape else value
             for name, value in jax.jit(rule.init)(x).items()
         }
-    shared = _shared(rule)
+    shared = ("t",) if isinstance(rule, COUNTED) else ()
     return {name: jnp.asarray(value) for name, value in begun.items() if name not in shared}
 
 
-def _shared(rule: Rule) -> tuple[str, ...]:
-    """Memory that is the same for all leaves: these rules count their steps, and so do we."""
-    return ("t",) if isinstance(rule, BeliefFamily) else ()
-
-
-def _with_count(rule: Rule, memory: State, count: Array) -> State:
-    return memory | dict.fromkeys(_shared(rule), count)
-
-
 def _by_name(memories: list[State | None], tree: Any) -> dict[str, Tree]:
-    """The memories of all leaves as one tree for each name."""
+    """The states of all leaves as one tree for each name."""
     names = dict.fromkeys(name for memory in memories for name in memory or {} if name != PEAK)
     each = memories if tree.num_leaves else []
     return {name: tree.unflatten([(memory or {}).get(name) for memory in each]) for name in names}
 
 
-def _by_leaf(memory: dict[str, Tree], tree: Any) -> list[State]:
-    """The other way round: one memory for each leaf."""
+def by_leaf(memory: dict[str, Tree], tree: Any) -> list[State]:
+    """The inverse of `_by_name`: the state of each leaf."""
     columns = {name: tree.flatten_up_to(column) for name, column in memory.items() if name != PEAK}
     return [
         {name: column[i] for name, column in columns.items() if column[i] is not None}
@@ -208,7 +245,7 @@ def _all_finite(grads: list[Any]) -> Array:
 
 
 def _refuse(ok: Array | None, updates: Tree) -> None:
-    """Raise if it is known now that a gradient is not finite; a compiled step cannot know."""
+    """Raise if a gradient is not finite; a compiled step cannot know, and does not."""
     try:
         if bool(ok):
             return
@@ -217,6 +254,6 @@ def _refuse(ok: Array | None, updates: Tree) -> None:
     for path, grad in jax.tree_util.tree_leaves_with_path(updates):
         if not jnp.isfinite(grad).all():
             raise FloatingPointError(
-                f"The gradient of params{jax.tree_util.keystr(path)} holds NaN or infinity. Lower the "
-                "learning rate, clip the gradient, or use nonfinite='skip'."
+                f"The gradient of params{jax.tree_util.keystr(path)} holds NaN or infinity. Lower "
+                "the learning rate, clip the gradient, or use nonfinite='skip'."
             )

@@ -1,29 +1,39 @@
-"""What every PyTorch optimizer here shares: groups, non-finite gradients, and state that is safe to load.
+"""NavigatorBase: what all PyTorch optimizers here share.
 
-An optimizer states its memory once, in `NavigatorBase._fresh`, and its arithmetic in
-`NavigatorBase._update`. The rest is here, so that all of them keep the same promises:
+A subclass states its memory in `NavigatorBase._fresh` and its arithmetic in
+`NavigatorBase._update`. The base class guarantees the rest:
 
-- the settings of each group are checked where they enter;
-- a step whose gradient holds NaN or infinity is skipped as a whole and counted, or refused;
+- the settings of each group are checked when they are given;
+- a step whose gradient has NaN or infinity is skipped as a whole and counted, or refused;
 - the state keeps its own precision (float32 beside bfloat16 parameters) through a checkpoint;
 - a checkpoint is matched by the names of parameters where both sides have them, and one that does
-  not fit is refused before anything has been changed.
+  not fit is refused before anything has changed.
 """
 
 from __future__ import annotations
 
 import abc
+import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT, _use_grad_for_differentiable
+from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
 
 from lossnav._base import checks
 from lossnav.optim.torch.checkpoint import aligned, refilled
-from lossnav.optim.torch.finite import all_finite, all_finite_traced, finite_here
-from lossnav.optim.torch.shards import agreed, is_sharded, laid_out, local, meshes
+from lossnav.optim.torch.shards import (
+    agreed,
+    is_sharded,
+    laid_out,
+    local,
+    meshes,
+    partitioned,
+    say,
+    whole,
+)
 
 Group = dict[str, Any]
 Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Tensor]]]
@@ -35,34 +45,37 @@ FLAGS = ("maximize", "foreach", "fused", "capturable", "differentiable", "nonfin
 
 
 def state_dtype(theta: Tensor) -> torch.dtype:
-    """The precision of the memory beside ``theta``: float32 at least.
-
-    Examples:
-        >>> state_dtype(torch.zeros(2, dtype=torch.bfloat16))
-        torch.float32
-        >>> state_dtype(torch.zeros(2, dtype=torch.float64))
-        torch.float64
-    """
+    """The precision of the state of ``theta``: its own, but at least float32."""
     return torch.promote_types(theta.dtype, torch.float32)
 
 
+def new_step(home: torch.device | None = None) -> Tensor:
+    """A count of steps: as in PyTorch, in float64 if that is the default and else in float32."""
+    return torch.zeros((), dtype=_get_scalar_dtype(), device=home or "cpu")
+
+
 def traced(group: Group) -> bool:
-    """Whether a step of this group may not look at values: it is being compiled or captured."""
+    """Whether a step of this group is compiled or captured, so that it cannot read values."""
     return bool(group["capturable"]) or torch.compiler.is_compiling()
 
 
 class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
-    """Base of the optimizers; see the module's text. A subclass has `_fresh` and `_update`.
+    """Base of the optimizers; a subclass has `_fresh` and `_update`.
 
     Args:
         params: Parameters, named parameters or groups, as for any optimizer of PyTorch.
-        settings: The defaults of a group. `FLAGS` that are missing get torch's defaults.
+        settings: The defaults of a group; missing `FLAGS` get PyTorch's defaults.
     """
 
     columns: tuple[str, ...] = ()
-    """The entries of the state that `_update` is handed as lists."""
+    """The entries of the state that `_update` gets as lists."""
+
+    _partition: Any = None
+    """A reference to the ZeroRedundancyOptimizer that holds all parameters, if there is one."""
 
     def __init__(self, params: ParamsT, settings: Group) -> None:
+        owner = partitioned()
+        self._partition = None if owner is None else weakref.ref(owner)
         flags: Group = dict.fromkeys(("maximize", "capturable", "differentiable"), False)
         defaults = {**flags, "foreach": None, "fused": None, "nonfinite": "skip", **settings}
         if isinstance(params, Tensor):
@@ -74,14 +87,15 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         super().__init__(params, defaults)
 
     def _check(self, group: Group) -> None:
-        """Refuse settings that mean nothing; a subclass checks its own and then calls this."""
+        """Check the settings of a group; a subclass checks its own and then calls this."""
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, but its shape is {tuple(lr.shape)}.")
         checks.non_negative("lr", lr.detach() if isinstance(lr, Tensor) else lr)
         if group["nonfinite"] not in NONFINITE:
             raise ValueError(
-                f"nonfinite is {group['nonfinite']!r}, but it must be one of {', '.join(NONFINITE)}."
+                f"nonfinite is {group['nonfinite']!r}, but it must be one of "
+                f"{', '.join(NONFINITE)}."
             )
         if group["fused"] and group["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together: choose one.")
@@ -90,38 +104,27 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
-        """The memory of one parameter before its first gradient: every key, dtype and shape."""
-
-    def _form(self, group: Group) -> Any:
-        """The member of the diagonal family (`Form`), or None for a step that is none."""
+        """The initial state of one parameter, with every key, dtype and shape."""
 
     def _here(self, batch: Batch) -> Batch:
-        """The part of a batch that this process has to do.
-
-        Where each coordinate is treated by itself that is the part of each sharded tensor that it
-        holds; if a step needs more, such as a mean over a tensor, it is given the sharded tensors.
-        """
-        group, params, grads, columns = batch
-        form = self._form(group)
-        if form is None or form.scaled or group["differentiable"]:
-            return batch
-        return group, local(params), local(grads), [local(column) for column in columns]
+        """The part of a batch that this process works on; by default all of it."""
+        return batch
 
     @abc.abstractmethod
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
-        """Change parameters and memory in place.
+        """Change parameters and state in place.
 
-        ``ok`` is None if the gradients are known to be usable. In a compiled or captured step they
-        are not looked at; ``ok`` is then a tensor, and where it is False nothing may change.
+        ``ok`` is None if the gradients are known to be finite. In a compiled or captured step it is
+        a tensor, and nothing may change if it is False.
         """
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out because a gradient was NaN or infinite."""
+        """Number of steps skipped because a gradient was NaN or infinite."""
         return max(int(group["skipped"]) for group in self.param_groups)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group; what it does not set has the optimizer's defaults."""
+        """Add a parameter group; settings it lacks have the optimizer's defaults."""
         if not isinstance(param_group, dict):
             raise TypeError(
                 f"A group must be a dict, but a {type(param_group).__name__} was given."
@@ -161,7 +164,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
 
     @_use_grad_for_differentiable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; ``closure``, if given, recomputes the loss first and its value is returned."""
+        """Take one step; ``closure``, if given, recomputes the loss, which is returned."""
         _healthy(self)
         loss = None
         if closure is not None:
@@ -192,43 +195,70 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         return loss
 
     def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
-        """Look at the gradients: True to go on; otherwise the step is counted, or refused."""
+        """Whether to take the step; if not, it is counted as skipped, or refused."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
         good = self._finite([shard for shard in shards if shard[0]["nonfinite"] != "ignore"])
-        if not watched or agreed(good, over):
+        here = not watched or agreed(good, over)
+        if self._agreed_by_all(here):
             return True
         for group, params, grads, _ in watched:
             if group["nonfinite"] == "raise":
                 for theta, grad in zip(params, grads, strict=True):
-                    if not all_finite([grad]):
+                    if not agreed(finite_here([grad]), meshes([grad])):
                         raise FloatingPointError(
                             f"The gradient of {_name(group, theta)} holds NaN or infinity; nothing "
                             "was changed. Lower lr, clip the gradient, or use nonfinite='skip'."
                         )
+        if here and any(group["nonfinite"] == "raise" for group in self._all_groups()):
+            raise FloatingPointError(
+                "The gradient of a parameter that another process updates holds NaN or infinity; "
+                "nothing was changed. Lower lr, clip the gradient, or use nonfinite='skip'."
+            )
         for group in self.param_groups:
             group["skipped"] += 1
         return False
 
+    def _all_groups(self) -> list[Group]:
+        """The groups with all parameters, also of those that other processes update."""
+        owner = None if self._partition is None else self._partition()
+        if owner is None:
+            return self.param_groups
+        return [{**self.defaults, **group} for group in owner.param_groups]
+
+    def _agreed_by_all(self, good: bool) -> bool:
+        """Whether ``good`` holds on all processes among which the parameters are divided."""
+        owner = None if self._partition is None else self._partition()
+        if owner is None or all(g["nonfinite"] == "ignore" for g in self._all_groups()):
+            return good
+        bad = torch.tensor(float(not good), device=owner._default_device)
+        torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX, owner.process_group)
+        return not bad.item()
+
     def _finite(self, batches: list[Batch]) -> bool:
-        """Whether all gradients held here are finite; a subclass may know a cheaper way to tell."""
+        """Whether all gradients on this process are finite."""
         return finite_here([grad for batch in batches for grad in batch[2]])
 
     def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
-        """The same without looking: a tensor that is True where the step may be taken."""
+        """The same as a tensor, without reading values."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
         if not watched:
             return None
-        ok = all_finite_traced([grad for batch in watched for grad in batch[2]])
+        if self._partition is not None:
+            raise RuntimeError(
+                "A compiled or captured step cannot ask the other processes of "
+                "ZeroRedundancyOptimizer for NaN: use nonfinite='ignore', or neither of both."
+            )
+        ok = _finite_traced([grad for batch in watched for grad in batch[2]])
         for group in self.param_groups:
             group["skipped"].add_((~ok).to(group["skipped"].device))
         return ok
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over settings and memory from ``state_dict``, or refuse it and change nothing.
+        """Load settings and state, or refuse them and change nothing.
 
-        Parameters are matched by name if this optimizer and the saved one were both given named
-        parameters, in whatever order; by position otherwise. Values are copied into memory of this
-        optimizer's own precision and device.
+        Parameters are matched by name, in any order, if this optimizer and the saved one both have
+        named parameters; by position otherwise. Values are copied in this optimizer's precision
+        and to its device.
 
         Raises:
             ValueError: The state is of another optimizer, or of parameters of other shapes.
@@ -237,6 +267,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, loaded)
             loaded = loaded if changed is None else changed
+        loaded, note = self._understood(loaded)
         groups, memory = aligned(type(self).__name__, loaded, self.param_groups)
         for own, group in zip(self.param_groups, groups, strict=True):
             self._adopt(own, group)
@@ -250,9 +281,15 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         self.__setstate__({"state": held, "param_groups": groups})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+        if note:
+            say(note)
+
+    def _understood(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """A saved state as one of this optimizer, and a line to print if it was of another."""
+        return saved, ""
 
     def _adopt(self, own: Group, group: Group) -> None:
-        """Complete a loaded ``group``; ``own`` is the one it replaces."""
+        """Complete a loaded ``group`` that replaces ``own``."""
         absent = [key for key in self.defaults if key not in group and key not in FLAGS]
         if absent:
             raise ValueError(
@@ -266,6 +303,34 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         group["skipped"] = count.to(_home(group), copy=True)
 
 
+def finite_here(grads: list[Tensor]) -> bool:
+    """Whether all entries on this process are finite.
+
+    A finite sum settles it in one pass; if it overflows, the entries are checked one by one. Meta
+    tensors have no entries.
+    """
+    grads = [grad for grad in grads if not grad.is_meta]
+    parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in local(grads)]
+    # A sum in half precision would overflow all the time.
+    sums = [g.sum() if g.dtype in _WIDE else g.sum(dtype=torch.float32) for g in parts]
+    total = math.fsum(t.item() for t in sums if t.device.type == "cpu")
+    rest = [t for t in sums if t.device.type != "cpu"]
+    if rest:  # one wait for the device, not one for each tensor
+        total += torch.stack([t.to(rest[0].device) for t in rest]).sum().item()
+    return math.isfinite(total) or all(bool(torch.isfinite(g).all()) for g in parts)
+
+
+_WIDE = {torch.float32, torch.float64}
+
+
+def _finite_traced(grads: list[Tensor]) -> Tensor:
+    """The same as a tensor, for a step that is compiled or captured."""
+    flags = [whole(torch.isfinite(grad).all()) for grad in grads if grad.numel()]
+    if not flags:
+        return torch.ones((), dtype=torch.bool, device=grads[0].device)
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).all()
+
+
 # The name it had in PyTorch before 2.9 is the second one.
 _healthy: Callable[[Any], None] = getattr(
     torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None
@@ -273,12 +338,12 @@ _healthy: Callable[[Any], None] = getattr(
 
 
 def _home(group: Group) -> torch.device | None:
-    """Where the counters of a group live: beside the parameters only if a capture needs it."""
+    """Device of a group's counters: that of the parameters if the step is captured."""
     return group["params"][0].device if group["capturable"] and group["params"] else None
 
 
 def _changed(batches: list[Batch]) -> None:
-    """Tell autograd of sharded parameters whose parts were changed: it does not look inside."""
+    """Tell autograd that the local parts of sharded parameters have changed."""
     outer = [theta for _, params, _, _ in batches for theta in params if is_sharded(theta)]
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(outer)

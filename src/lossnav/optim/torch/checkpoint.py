@@ -1,4 +1,4 @@
-"""Fit a saved state to an optimizer: by name or by order, with nothing changed if it does not fit."""
+"""Match a saved state to an optimizer, by name or by order, or refuse it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossnav.optim.torch.shards import is_sharded, part, whole
+from lossnav.optim.torch.shards import local, part, whole
 
 Group = dict[str, Any]
 Memory = dict[tuple[int, int], dict[str, Any]]
@@ -16,17 +16,17 @@ Memory = dict[tuple[int, int], dict[str, Any]]
 
 
 def aligned(owner: str, saved: dict[str, Any], groups: list[Group]) -> tuple[list[Group], Memory]:
-    """The saved groups, holding the parameters of ``groups`` in their order, and the memory of each.
+    """The saved groups with the parameters of ``groups`` in their order, and the state of each.
 
     Args:
-        owner: Name of the optimizer, for the sentences of a refusal.
-        saved: What ``state_dict`` gave.
-        groups: The groups of the optimizer that is to be filled; they are only read.
+        owner: Name of the optimizer, for error messages.
+        saved: A ``state_dict``.
+        groups: The groups of the optimizer that loads it; they are not changed.
     """
     if not isinstance(saved.get("param_groups"), list) or not isinstance(saved.get("state"), dict):
         raise ValueError(
-            f"This is no state of an optimizer: {owner} needs a dict with 'state' and 'param_groups'. "
-            "Nothing was changed."
+            f"This is no state of an optimizer: {owner} needs a dict with 'state' and "
+            "'param_groups'. Nothing was changed."
         )
     found = saved["param_groups"]
     if len(found) != len(groups):
@@ -34,17 +34,20 @@ def aligned(owner: str, saved: dict[str, Any], groups: list[Group]) -> tuple[lis
             f"The loaded state dict has {len(found)} parameter groups, but {owner} has "
             f"{len(groups)}: build it with the same groups. Nothing was changed."
         )
-    # Wholly other names (a wrapper's prefix) say nothing, and then the order counts, as in PyTorch.
-    known = _names(found) & _names(groups)
-    pairs = _by_name(owner, found, groups) if known else _by_order(owner, found, groups)
+    unknown = set(saved["state"]) - {p for group in found for p in group["params"]}
+    if unknown:
+        raise ValueError(
+            f"The loaded state dict has memory of {sorted(map(str, unknown))[0]}, which is in "
+            "none of its groups: it is damaged. Nothing was changed."
+        )
+    # Names with nothing in common (a wrapper's prefix) say nothing: then the order counts.
+    match = _by_name if _names(found) & _names(groups) else _by_order
+    pairs = match(owner, found, groups)
     result: list[Group] = []
     memory: Memory = {}
     for i, (group, other, order) in enumerate(pairs):
-        new = {key: deepcopy(value) for key, value in other.items() if key != "params"}
-        new["params"] = group["params"]
-        if "param_names" in group:
-            new["param_names"] = group["param_names"]
-        result.append(new)
+        own = {key: group[key] for key in ("params", "param_names") if key in group}
+        result.append(deepcopy({k: v for k, v in other.items() if k != "params"}) | own)
         for j, place in enumerate(order):
             held = saved["state"].get(other["params"][place])
             if held is not None:
@@ -63,8 +66,8 @@ def _by_order(owner: str, found: list[Group], groups: list[Group]) -> list[Pair]
     for i, (group, other) in enumerate(zip(groups, found, strict=True)):
         if len(group["params"]) != len(other["params"]):
             raise ValueError(
-                f"Group {i} of the loaded state dict has {len(other['params'])} parameters, but that "
-                f"of {owner} has {len(group['params'])}. Nothing was changed."
+                f"Group {i} of the loaded state dict has {len(other['params'])} parameters, but "
+                f"that of {owner} has {len(group['params'])}. Nothing was changed."
             )
     order = [list(range(len(group["params"]))) for group in groups]
     return list(zip(groups, found, order, strict=True))
@@ -91,32 +94,41 @@ def _by_name(owner: str, found: list[Group], groups: list[Group]) -> list[Pair]:
 
 
 def refilled(what: str, fresh: dict[str, Tensor], saved: dict[str, Any]) -> dict[str, Tensor]:
-    """``fresh`` memory with the saved values copied in: precision and device stay those of ``fresh``."""
-    if set(saved) != set(fresh):
+    """Copy saved values into a ``fresh`` state, which keeps its precision and device."""
+    if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError(
             f"The saved memory of {what} has {', '.join(sorted(map(str, saved)))} where "
             f"{', '.join(sorted(fresh))} belong: it is of another optimizer. Nothing was changed."
         )
+    values: dict[str, Tensor] = {}
     for key, held in fresh.items():
-        value = saved[key]
-        value = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        try:
+            value = values[key] = torch.as_tensor(saved[key])
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"The saved {key} of {what} is a {type(saved[key]).__name__}, but numbers are "
+                "needed. Nothing was changed."
+            ) from None
         if value.shape != held.shape:
             raise ValueError(
-                f"The saved {key} of {what} has shape {tuple(value.shape)}, but {tuple(held.shape)} "
-                "is needed: it is of another model. Nothing was changed."
+                f"The saved {key} of {what} has shape {tuple(value.shape)}, but "
+                f"{tuple(held.shape)} is needed: it is of another model. Nothing was changed."
             )
         if held.is_complex() != value.is_complex():
             raise ValueError(
                 f"The saved {key} of {what} is {value.dtype}, but {held.dtype} is needed. Nothing "
                 "was changed."
             )
+        if value.device.type != "meta" and not torch.isfinite(local([value])[0]).all():
+            raise ValueError(
+                f"The saved {key} of {what} holds NaN or infinity: it is damaged, or of a run that "
+                "diverged. Nothing was changed."
+            )
     with torch.no_grad():
         for key, held in fresh.items():
-            value = saved[key]
-            if not isinstance(value, Tensor):
-                held.fill_(value)
-            elif is_sharded(value) and is_sharded(held) and value.placements == held.placements:
-                held.copy_(value)
-            else:  # saved whole, to be sharded now, or the other way round
-                held.copy_(part(whole(value).to(held.device), held))
+            value = values[key]
+            if getattr(value, "placements", None) != getattr(held, "placements", None):
+                # Saved whole and now sharded, or the other way round.
+                value = part(whole(value).to(held.device), held)
+            held.copy_(value)
     return fresh

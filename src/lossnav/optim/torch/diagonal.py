@@ -1,261 +1,551 @@
-r"""The diagonal family of steps on tensors: for one tensor at a time, and for lists of them.
+"""Optimizers that treat each coordinate by itself: one tensor at a time, by lists, or by a kernel.
 
-With a belief that gradients are :math:`g\sim N(m, v)` and curvature is :math:`\kappa v` (see
-`lossnav.rules.diagonal`), in the units of an optimizer,
-
-.. math:: D=\Gamma+\sqrt{\Gamma^2+\hat v}+\epsilon,\qquad
-          z=c\,s\,\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],\qquad
-          \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac{\hat m}{D},
-
-with c the saturation, a how much of it is shared, s the learning rate against its peak, and :math:`\bar v` the mean of
-:math:`\hat v` over the tensor before this gradient (with it, at the first). What is shared is the same for all
-coordinates: over :math:`1+acs` the step has the form of one that shares nothing,
-:math:`-\mathrm{lr}\,\frac{1+c}{1+acs}\,\hat m/(D+b\,\hat v/\sqrt{\bar v})` with the bend :math:`b=(1-a)cs/(1+acs)`. `Numbers` holds all that depends on the step and not on the
-coordinate. `advance` is the formula as it stands; `advance_lists` is the same in place, with few
-temporaries; `lossnav.optim.torch.kernel` is the same in one pass over memory.
+The formula is that of `lossnav.rules.diagonal.BeliefRule`; a `TensorList` lets it run on many
+tensors at once, and `lossnav.optim.torch.kernel` is the same in one pass over memory.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+import abc
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from operator import is_
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-Group = dict[str, Any]
-Real = Any
-"""A float, or a tensor of one number in a compiled or captured step."""
+from lossnav.optim.torch.base import (
+    Batch,
+    Group,
+    NavigatorBase,
+    new_step,
+    state_dtype,
+    traced,
+)
+from lossnav.optim.torch.shards import is_sharded, local, reals, splits, totals
+from lossnav.rules.arrays import array_namespace
+from lossnav.rules.diagonal import BeliefRule, Scalars, usable
+from lossnav.rules.gains import SteadyKalman, known
+
+LARGE = 1 << 20
+"""From this many coordinates on, a kernel is compiled if nothing else was asked for."""
+PIECE = 1 << 18
+"""Lists are cut to about this many coordinates on a CPU, so that temporaries stay in the cache."""
+_rules: dict[tuple[Any, ...], BeliefRule] = {}
+for _kind in (Tensor, torch.nn.Parameter):  # looked up before anything is traced
+    array_namespace(_kind(torch.zeros(())))
 
 
-class Form(NamedTuple):
-    """Which member of the family: all that decides which operations a step needs."""
-
-    centred: bool
-    kalman: bool
-    nesterov: bool
-    saturated: bool
-    remembers: bool
-    guarded: bool
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the mean of v over the tensor is needed."""
-        return self.kalman or self.saturated
+@lru_cache(maxsize=1)
+def kernels() -> Any:
+    """The module of compiled kernels, or None where numba cannot be used."""
+    try:
+        from lossnav.optim.torch import kernel
+    except (ImportError, RuntimeError):
+        return None
+    return kernel
 
 
-class Numbers(NamedTuple):
-    """What a step multiplies and adds; equal for all coordinates of a tensor."""
+class DiagonalOptimizer(NavigatorBase):
+    """Base of the optimizers that treat each coordinate by itself; a subclass has `_rule`."""
 
-    gain: Real  # of the mean: 1 - beta1
-    left: Real  # beta1: what the mean leaves of a surprise
-    keep: Real  # beta2
-    add: Real  # 1 - beta2
-    level: Real  # v-hat for each unit of v
-    before: Real  # the same before this gradient; zero at the first
-    floor: Real  # least Kalman gain, 1/t
-    noise: Real  # 4 R/q of a coordinate of mean noise
-    shrink: Real  # what weight decay leaves
-    size: Real  # the learning rate for each unit of the stored mean
-    ahead: Real  # the same for the gradient, with look-ahead
-    gamma: Real
-    eps: Real
-    inside: Real  # eps under the root
-    bend: Real  # what a typical coordinate adds to D, in units of its root
+    columns: tuple[str, ...] = ("step", "mean", "variance")
+    _flat: dict[int, FlatGroup] | None = None
+    """The tensors of each group that goes by the kernel, by the group's id."""
+
+    _formula: tuple[str, ...] = ()
+    """Settings of a group that its rule depends on, besides ``betas``."""
+
+    @abc.abstractmethod
+    def _rule(self, group: Group) -> BeliefRule:
+        """The rule of a group; its ``dt`` is not used."""
+
+    def _form(self, group: Group) -> BeliefRule:
+        """The rule of a group, made once."""
+        betas = map(float, group.get("betas", ()))
+        key = (type(self), *betas, *(group[name] for name in self._formula))
+        if key not in _rules:
+            if len(_rules) > 100:  # schedules of betas leave many behind
+                _rules.clear()
+            _rules[key] = self._rule(group)
+        return _rules[key]
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group; settings it lacks have the optimizer's defaults."""
+        super().add_param_group(param_group)
+        self._form(param_group)  # made before anything is traced
+
+    def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
+        home = theta.device if group["capturable"] else None
+        like = {"dtype": state_dtype(theta), "memory_format": torch.preserve_format}
+        state = {"step": new_step(home)}
+        for name in self.columns[1:]:
+            state[name] = torch.zeros_like(theta, requires_grad=False, **like)
+        return state
+
+    def _here(self, batch: Batch) -> Batch:
+        group, params, grads, columns = batch
+        if group["differentiable"] or self._form(group).scaled:
+            return batch  # a mean over whole tensors is needed
+        return group, local(params), local(grads), [local(column) for column in columns]
+
+    def _update(self, batch: Batch, ok: Tensor | None) -> None:
+        group, params, grads, (steps, *memory) = batch
+        rule = self._form(group)
+        if ok is not None or traced(group) or group["differentiable"]:
+            self._by_tensor(rule, batch, ok)
+            return
+        way = _way(rule, group, params)
+        torch._foreach_add_(steps, torch.ones(()), alpha=1.0)
+        if way == "torch":
+            fused_adamw(group, params, grads, memory, steps)
+            return
+        ns = numbers_of(rule, group, [step.item() for step in steps])
+        columns = [_real(local(column)) for column in (params, grads, *memory)]
+        flat = self._flattened(group, columns) if way == "kernel" else None
+        typicals = None
+        if rule.scaled and (flat is not None or any(map(is_sharded, memory[-1]))):
+            typicals = _typicals(rule, ns, columns[1:], memory[-1], flat)
+        if flat is not None:
+            flat.step(rule, ns, columns[1], typicals, group["maximize"])
+            return
+        single = [[i] for i in range(len(ns))]
+        for chosen in single if way == "single" else _pieces(columns):
+            xs, gs, *held = ([column[i] for i in chosen] for column in columns)
+            some = None if typicals is None else _numbers(typicals[chosen], xs[0].device)
+            wide = [x.to(v.dtype) for x, v in zip(xs, held[-1], strict=True)]
+            gs = [g.to(v.dtype) for g, v in zip(gs, held[-1], strict=True)]
+            gs = list(torch._foreach_neg(gs)) if group["maximize"] else gs
+            ms = held[0] if len(held) > 1 else []
+            advance_lists(rule, [ns[i] for i in chosen], wide, gs, ms, held[-1], some)
+            if wide[0] is not xs[0]:
+                torch._foreach_copy_(xs, wide)
+
+    def _by_tensor(self, rule: BeliefRule, batch: Batch, ok: Tensor | None) -> None:
+        """Take a step that is traced or differentiated; where ``ok`` is False, nothing changes."""
+        group, params, grads, (steps, *memory) = batch
+        for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
+            x, g, *held = _real([theta, grad, *(column[i] for column in memory)])
+            g = -g.to(held[-1].dtype) if group["maximize"] else g.to(held[-1].dtype)
+            fine = None if ok is None else ok.to(x.device)
+            if fine is not None:
+                g = torch.where(fine, g, 0.0)
+            step += 1 if ok is None else ok.to(step.device)
+            n = numbers_traced(rule, group, step, x, ok)
+            # Autograd may keep what it has seen; what is overwritten below must be a copy.
+            old = [t.clone() for t in (x, *held)] if group["differentiable"] else [x, *held]
+            moved, *new = advance(rule, n, old[0], g, old[1] if len(held) > 1 else None, old[-1])
+            for t, value in zip((*held, x), (*new[-len(held) :], moved), strict=True):
+                t.copy_(value if fine is None else torch.where(fine, value, t.to(value.dtype)))
+
+    def _flattened(self, group: Group, columns: list[list[Tensor]]) -> FlatGroup | None:
+        """The tensors of a group for the kernel; None if a variance has gaps in memory."""
+        known = self._flat or {}
+        kept = known.get(id(group))
+        tensors = [t for column in (columns[0], *columns[2:]) for t in column]
+        if kept is None or not kept.serves(tensors):
+            if not all(map(_dense, columns[-1])):
+                return None
+            kept = FlatGroup(tensors, len(columns[0]))
+            own = [id(other) for other in self.param_groups]  # let go of groups that were replaced
+            self._flat = {key: known[key] for key in own if key in known} | {id(group): kept}
+        return kept
 
 
-def form_of(group: Group, *, remembers: bool = True) -> Form:
-    kalman = group.get("gain", "betas") == "kalman"
-    bare = not group["eps"] and not group.get("gamma", 0.0)
-    return Form(
-        centred=bool(group.get("centred", False)),
-        kalman=kalman,
-        nesterov=bool(group.get("nesterov", False)),
-        saturated=group.get("saturation", 0.0) > 0,
-        remembers=remembers,
-        guarded=bare,
-    )
+def _typicals(
+    rule: BeliefRule,
+    ns: list[Scalars],
+    columns: list[list[Tensor]],
+    wholes: list[Tensor],
+    flat: FlatGroup | None,
+) -> Tensor:
+    """The mean of the estimated v of each tensor, whether it is sharded or not."""
+    known = flat.sums() if flat is not None else [None] * len(ns)
+    found: list[Any] = []
+    for n, total, g, *m, v in zip(ns, known, *columns, strict=True):
+        if not n.before:
+            g = g.to(v.dtype)
+            new = rule.second_moment(g, m[0] if m else g, v)
+            found.append(n.level * new.sum(dtype=torch.float64))
+        else:
+            found.append(n.before * (v.sum(dtype=torch.float64) if total is None else total))
+    at = columns[-1][0].device
+    sums = totals(splits(wholes), torch.tensor(found, dtype=torch.float64, device=at))
+    return usable(sums / torch.tensor([max(reals(v), 1) for v in wholes], device=at))
 
 
-def short_of_one(beta: float, t: Real) -> Real:
-    """``1 - beta**t`` without cancellation, for a float or a tensor ``t``."""
-    if beta == 0:
-        return 1.0
-    rate = math.log(beta)
-    return -torch.expm1(t * rate) if isinstance(t, Tensor) else -math.expm1(t * rate)
+class FlatGroup:
+    """The tensors of a group as flat arrays, kept from step to step while they stay in place.
+
+    Args:
+        tensors: Parameters, then means (if any), then variances, on a CPU.
+        count: Number of parameters.
+    """
+
+    def __init__(self, tensors: list[Tensor], count: int) -> None:
+        self.tensors, self.places = tensors, [t.data_ptr() for t in tensors]
+        self.vs = tensors[-count:]
+        self.kinds = [(v.dtype, v.stride()) for v in self.vs]
+        flat = kernels().flat
+        # A tensor in another precision or order in memory than v is copied, there and back.
+        kinds = self.kinds * (len(tensors) // count)
+        self.foreign = [i for i, kind in enumerate(kinds) if not _alike(tensors[i], kind)]
+        self.arrays = [None if i in self.foreign else flat(t) for i, t in enumerate(tensors)]
+        self.totals: list[float] = []
+        self.versions: list[int] = []
+
+    def serves(self, tensors: list[Tensor]) -> bool:
+        """Whether it was made for these tensors, and they still are where they were."""
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return same and [t.data_ptr() for t in tensors] == self.places
+
+    def sums(self) -> list[float | None]:
+        """The sum over each v, None where it is not known or v was changed since."""
+        known = zip(self.vs, self.versions, self.totals, strict=True) if self.totals else ()
+        found = [total if v._version == version else None for v, version, total in known]
+        return found or [None] * len(self.vs)
+
+    def step(
+        self,
+        rule: BeliefRule,
+        ns: list[Scalars],
+        grads: list[Tensor],
+        typicals: Tensor | None,
+        maximize: bool,
+    ) -> None:
+        """Advance parameters, means and variances by the kernel."""
+        kernel = kernels()
+        scales = np.ones(len(ns)) if typicals is None else typicals.numpy()
+        rows = np.empty((len(ns), len(kernel.NUMBERS)))
+        for n in {id(n): n for n in ns}.values():
+            same = np.array([other is n for other in ns])
+            for i, number in enumerate(kernel_numbers(rule, n, scales[same], maximize)):
+                rows[same, i] = number
+        like = [
+            g if _alike(g, kind) else torch.empty_like(v).copy_(g)
+            for g, v, kind in zip(grads, self.vs, self.kinds, strict=True)
+        ]
+        arrays, back = list(self.arrays), []
+        for i in self.foreign:
+            copy = torch.empty_like(self.vs[i % len(self.vs)]).copy_(self.tensors[i])
+            arrays[i] = kernel.flat(copy)
+            back.append((self.tensors[i], copy))
+        count = len(self.vs)
+        none = [None] * count
+        xs, ms, vs = arrays[:count], arrays[count:-count] or none, arrays[-count:]
+        kalman = [True] * count if isinstance(rule.gain, SteadyKalman) else none
+        jobs = list(zip(xs, map(kernel.flat, like), ms, vs, kalman, strict=True))
+        self.totals = kernel.run(kernel.diagonal_step, jobs, rows)[:, 0].tolist()
+        for t, copy in back:
+            t.copy_(copy)
+        # Autograd must see that these have changed: it refuses a backward pass that needs the old.
+        torch.autograd.graph.increment_version(self.tensors)
+        self.versions = [v._version for v in self.vs]
 
 
-def numbers(form: Form, group: Group, lr: Real, t: Real, peak: Real, ok: Tensor | None) -> Numbers:
-    """The numbers of step ``t``; where ``ok`` is False, those of a step that changes nothing."""
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    inside = group.get("inside", False)
-    gain, add, size, floor = 1 - beta1, 1 - beta2, lr, 1 / t
-    ahead: Real = 0.0
-    if form.remembers and not form.kalman:
-        now = short_of_one(beta1, t)
-        size = lr / now
-        if form.nesterov:
-            size = lr * beta1 / short_of_one(beta1, t + 1)
-            ahead = lr * gain / now
-    level = 1.0 if group.get("uncorrected", False) else 1 / short_of_one(beta2, t)
-    before: Real = 0.0
-    if form.scaled:
-        before = _level_before(beta2, t)
-    decay = lr * group["weight_decay"]
-    bend: Real = 0.0
-    if form.saturated:
-        c, a = group["saturation"], group.get("shared", 0.0)
-        z = c * (lr / peak)
-        longer = (1 + c) / (1 + a * z)
-        bend, size, ahead = (1 - a) * z / (1 + a * z), longer * size, longer * ahead
-    if ok is not None:
-        gain, add, size, ahead, decay = (ok * x for x in (gain, add, size, ahead, decay))
-    return Numbers(
-        gain=gain, left=beta1, keep=beta2 if ok is None else 1 - add, add=add, level=level,
-        before=before, floor=floor, noise=4 * beta1 / (1 - beta1) ** 2, shrink=1 - decay, size=size, ahead=ahead,
-        gamma=group.get("gamma", 0.0), eps=0.0 if inside else group["eps"],
-        inside=group["eps"] if inside else 0.0, bend=bend,
+def _dense(t: Tensor) -> bool:
+    """Whether a tensor fills its memory, in any order of its axes."""
+    if t.is_contiguous():
+        return True
+    return 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) == t.numel()
+
+
+def _alike(t: Tensor, kind: tuple[torch.dtype, tuple[int, ...]]) -> bool:
+    return t.dtype == kind[0] and (t.stride() == kind[1] or t.numel() <= 1)
+
+
+def kernel_numbers(rule: BeliefRule, n: Scalars, typical: Any, maximize: bool) -> tuple[Any, ...]:
+    """The numbers of `kernel.diagonal_step` for tensors of these typical variances."""
+    beta1, Gamma, unit = rule.gain.leftover, rule.Gamma, n.level**0.5
+    center = rule.second == "centered"
+    size, bend = rule.lengths(n, typical)
+    noise = 4 * beta1 / (1 - beta1) ** 2 * n.level / typical
+    return (
+        -1.0 if maximize else 1.0, 1 - beta1, beta1 if center else 1.0, float(center), rule.beta2,
+        1 - rule.beta2, 1 / n.t, noise, n.shrink, size, n.look,
+        (Gamma**2 + rule.eps_root) / n.level, (Gamma + rule.eps) / unit, bend,
     )  # fmt: skip
 
 
-def _level_before(beta2: float, t: Real) -> Real:
-    if isinstance(t, Tensor):
-        return torch.where(t > 1, 1 / short_of_one(beta2, (t - 1).clamp(min=1)), 0.0)
-    return 1 / short_of_one(beta2, t - 1) if t > 1 else 0.0
+def _way(rule: BeliefRule, group: Group, params: list[Tensor]) -> str:
+    """How a group takes its step: "single", "lists", "kernel" or "torch"."""
+    foreach, fused = group["foreach"], group["fused"]
+    on_cpu = all(p.device.type == "cpu" and _plain(p) for p in params)
+    if fused is None and foreach is None:
+        large = on_cpu and sum(p.numel() for p in params) >= LARGE
+        return "kernel" if large and kernels() is not None else "lists"
+    if not fused:
+        return "lists" if foreach else "single"
+    if on_cpu and kernels() is not None:
+        return "kernel"
+    wide = all(p.dtype == state_dtype(p) and p.is_floating_point() for p in params)
+    if wide and is_adamw(rule):
+        return "torch"
+    if not on_cpu:
+        return "lists"
+    raise RuntimeError(
+        "fused=True needs numba for these settings on a CPU: pip install 'lossnav[fast]', or leave "
+        "fused=None."
+    )
 
 
-def typical(n: Numbers, old: Tensor, level: Tensor) -> Tensor:
-    """The mean of v-hat before this gradient, or with it at the first; one where all are zero."""
-    if isinstance(n.before, Tensor):
-        return _or_one(torch.where(n.before > 0, n.before * _mean(old), _mean(level)))
-    return _or_one(n.before * _mean(old) if n.before else _mean(level))
+def _plain(p: Tensor) -> bool:
+    """Whether a tensor, or the part of it that is held here, is memory and nothing else."""
+    return type(getattr(p, "_local_tensor", p)) in (Tensor, torch.nn.Parameter)
 
 
-def scale_sum(form: Form, n: Numbers, g: Tensor, m: Tensor | None, v: Tensor) -> Tensor:
-    """The sum of v-hat that the typical one is the mean of: before this gradient, or at the first."""
-    if n.before:
-        return n.before * v.sum().double()
-    seen = n.left * (g - m) if form.centred and m is not None else g
-    return n.level * (n.keep * v + n.add * (seen * seen)).sum().double()
+def is_adamw(rule: BeliefRule) -> bool:
+    """Whether a rule is AdamW itself."""
+    special = rule.nesterov or rule.saturation or rule.gamma or not rule.eps or not rule.diffuse
+    kalman = isinstance(rule.gain, SteadyKalman)
+    return rule.second == "plain" and not special and not kalman
 
 
-def _mean(v: Tensor) -> Tensor:
-    return v.mean() if v.numel() else v.sum()
+def fused_adamw(
+    group: Group,
+    xs: list[Tensor],
+    gs: list[Tensor],
+    memory: list[list[Tensor]],
+    steps: list[Tensor],
+) -> None:
+    """Run PyTorch's fused AdamW; ``steps`` have been counted up already."""
+    beta1, beta2 = group["betas"]
+    columns = [xs, gs, *memory, steps]
+    groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns)
+    for (x, g, m, v, step), _ in groups.values():
+        beside = [t.to(x[0].device, torch.float32) for t in step]
+        torch._fused_adamw_(
+            x, g, m, v, [], beside, amsgrad=False, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+            grad_scale=None, found_inf=None,
+        )  # fmt: skip
+
+
+def numbers_of(rule: BeliefRule, group: Group, times: list[float]) -> list[Scalars]:
+    """The scalars of each tensor, as floats; keeps the peak of the learning rate."""
+    lr = float(group["lr"].detach() if isinstance(group["lr"], Tensor) else group["lr"])
+    peak = 1.0
+    if rule.saturation:
+        peak = max(lr, float(group["peak_lr"]))
+        group["peak_lr"].fill_(peak)
+    known = {t: rule.scalars(t, lr, peak) for t in set(times)}
+    return [known[t] for t in times]
+
+
+def numbers_traced(
+    rule: BeliefRule, group: Group, step: Tensor, x: Tensor, ok: Tensor | None
+) -> Scalars:
+    """The scalars of one tensor; tensors themselves where values may not be looked at."""
+    lr: Any = group["lr"]
+    if ok is None and not (traced(group) or isinstance(lr, Tensor)):
+        return numbers_of(rule, group, [step.item()])[0]
+    lr = lr.reshape(()).to(x.device) if isinstance(lr, Tensor) else lr
+    peak: Any = 1.0
+    if rule.saturation:
+        held = group["peak_lr"]
+        now = (lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=held.dtype)).to(held)
+        peak = torch.where(now >= held, now, held)
+        held.copy_(peak.detach())
+        peak = peak.to(x.device)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    t = step.to(x.device, wide).clamp(min=1) if traced(group) else max(step.item(), 1.0)
+    return rule.scalars(t, lr, peak)
 
 
 def advance(
-    form: Form, n: Numbers, x: Tensor, g: Tensor, m: Tensor | None, v: Tensor, ok: Tensor | None,
-    scale: Any = None,
+    rule: BeliefRule, n: Scalars, x: Tensor, g: Tensor, m: Tensor | None, v: Tensor,
+    typical: Any = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """The new parameter, mean and variance of one tensor; nothing is changed in place.
-
-    ``scale`` is the typical v-hat, where it is known already.
-    """
-    seen = n.left * (g - m) if form.centred and m is not None else g
-    old, v = v, n.keep * v + n.add * (seen * seen)
-    level = n.level * v
-    if form.scaled and scale is None:
-        scale = typical(n, old, level)
-    used = g
-    if m is not None and form.kalman:
-        K = (2 / (1 + torch.sqrt(1 + n.noise * (level / scale)))).clamp(min=n.floor)
-        K = K if ok is None else ok * K
-        m = m + K * (g - m)
-        used = n.size * (m + K * (g - m) if form.nesterov else m)
-    elif m is not None:
-        m = torch.lerp(m, g, n.gain) if isinstance(n.gain, float) else m + n.gain * (g - m)
-        used = n.size * m + n.ahead * g if form.nesterov else n.size * m
-    else:
-        used = n.size * g
-    D = n.gamma + torch.sqrt(n.gamma**2 + level) if n.gamma else torch.sqrt(level + n.inside)
-    D = D + n.eps
-    if form.saturated:
-        D = D + (n.bend / torch.sqrt(scale)) * level
-    step = torch.where(D > 0, used / torch.where(D > 0, D, 1.0), 0.0) if form.guarded else used / D
-    wide = x.to(v.dtype)
-    return wide * n.shrink - step, m, v
+    """The new parameter, mean and variance of one tensor; nothing is changed in place."""
+    state = {"v": v} if m is None else {"v": v, "m": m}
+    step, new = rule.advance(n, g, state, typical=typical)
+    return x.to(v.dtype) * n.shrink + step, new.get("m"), new["v"]
 
 
 def advance_lists(
-    form: Form, ns: list[Numbers], xs: list[Tensor], gs: list[Tensor], ms: list[Tensor],
-    vs: list[Tensor], typicals: list[Tensor] | None = None,
+    rule: BeliefRule, ns: list[Scalars], xs: list[Tensor], gs: list[Tensor], ms: list[Tensor],
+    vs: list[Tensor], typicals: Any = None,
 ) -> None:  # fmt: skip
-    """The same in place, for tensors of one group, device and dtype."""
-    n = ns[0]  # what does not depend on the number of the step
-    same = all(each is n for each in ns)  # one number for all is quicker than a list of them
-    f: Any = torch
-    if n.shrink != 1:
-        f._foreach_mul_(xs, n.shrink)
-    seen = gs
-    if form.centred:
-        seen = f._foreach_sub(gs, ms)
-        f._foreach_mul_(seen, n.left)
-    means = torch.stack(typicals or [_mean(v) for v in vs]) if form.scaled else None
-    f._foreach_mul_(vs, n.keep)
-    f._foreach_addcmul_(vs, seen, seen, n.add)
-    if means is not None:
-        scales = _scales(ns, means, vs, known=typicals is not None)
-    # sqrt(level) is taken out of D, so that v needs no pass of its own.
-    roots = [math.sqrt(each.level) for each in ns]
-    used, sizes = ms, [each.size for each in ns]
-    if form.kalman:
-        K = f._foreach_mul(f._foreach_div(vs, scales.unbind()), n.noise)
-        f._foreach_add_(K, 1.0)
-        f._foreach_sqrt_(K)
-        f._foreach_add_(K, 1.0)
-        f._foreach_reciprocal_(K)
-        f._foreach_mul_(K, 2.0)
-        f._foreach_clamp_min_(K, [each.floor for each in ns])
-        f._foreach_lerp_(ms, gs, K)
-        if form.nesterov:
-            used = f._foreach_lerp(ms, gs, K)
-    elif form.remembers:
-        f._foreach_lerp_(ms, gs, n.gain)
-        if form.nesterov:  # one pass: what is ahead is a part of the whole size
-            sizes = [each.size + each.ahead for each in ns]
-            part = [each.ahead / (each.size + each.ahead or 1.0) for each in ns]
-            if same:
-                used = f._foreach_lerp(ms, gs, part[0])
-            else:
-                used = [torch.lerp(*each) for each in zip(ms, gs, part, strict=True)]
-    else:
-        used = gs
-    under = n.gamma**2 + n.inside
-    if under:
-        D = f._foreach_add(vs, _short(same, [under / each.level for each in ns]))
-        f._foreach_sqrt_(D)
-    else:
-        D = f._foreach_sqrt(vs)
-    if n.gamma + n.eps:
-        f._foreach_add_(D, _short(same, [(n.gamma + n.eps) / root for root in roots]))
-    if form.saturated:
-        bends = n.bend * scales.rsqrt()
-        if bends.device.type == "cpu":  # the other way is slow there
-            for d, v, bend in zip(D, vs, bends.tolist(), strict=True):
-                d.add_(v, alpha=bend)
+    """Take the step of tensors of one group, device and dtype in place; without means if none."""
+    n = ns[0]
+    if any(other is not n for other in ns):
+        kind = torch.float32 if vs[0].device.type == "mps" else torch.float64
+        at: Any = {"dtype": kind, "device": vs[0].device}
+        many = np.array if vs[0].device.type == "cpu" else partial(torch.tensor, **at)
+        columns = zip(*ns, strict=True)
+        n = Scalars(*(c[0] if len(set(c)) == 1 else many(c) for c in columns))
+    state = {"v": Average(vs)} | ({"m": Average(ms)} if ms else {})
+    step, new = rule.advance(n, TensorList(gs), state, typical=typicals)
+    if rule.decay:
+        torch._foreach_mul_(xs, _operand(n.shrink))
+    step.add_to(xs)
+    for key, old in state.items():
+        if new[key].tensors is not old.tensors:
+            torch._foreach_copy_(old.tensors, new[key].tensors)
+
+
+class TensorList:
+    """Tensors of one device and dtype, with arithmetic on all of them at once.
+
+    The other operand is a `TensorList`, a number, or a one-dimensional array with a number for
+    each: of NumPy on a CPU, and else a tensor of the same device.
+    """
+
+    ndim = 1
+
+    def __init__(self, tensors: Any) -> None:
+        self.tensors: list[Tensor] = tensors if isinstance(tensors, list) else list(tensors)
+
+    __array_ufunc__ = None  # an array of numbers on the left leaves the operation to the list
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        return ListNamespace
+
+    def __add__(self, other: Any) -> TensorList:
+        return TensorList(torch._foreach_add(self.tensors, _operand(other)))
+
+    def __sub__(self, other: Any) -> TensorList:
+        return TensorList(torch._foreach_sub(self.tensors, _operand(other)))
+
+    def __mul__(self, other: Any) -> TensorList:
+        return TensorList(torch._foreach_mul(self.tensors, _operand(other)))
+
+    def __truediv__(self, other: Any) -> TensorList:
+        if isinstance(other, TensorList):
+            return Quotient(self, other)
+        return TensorList(torch._foreach_div(self.tensors, _operand(other)))
+
+    def __rtruediv__(self, other: Any) -> TensorList:
+        return TensorList(torch._foreach_reciprocal(self.tensors)) * other
+
+    def __eq__(self, other: object) -> Any:
+        return TensorList(t == other for t in self.tensors)
+
+    def add_to(self, xs: list[Tensor]) -> None:
+        """Add to other tensors in place."""
+        torch._foreach_add_(xs, self.tensors)
+
+    __hash__ = None  # type: ignore[assignment]
+    __radd__, __rmul__ = __add__, __mul__
+
+
+class Average(TensorList):
+    """A stored average: the first `lerp` or `squared_average` of it is taken in place."""
+
+
+class Quotient(TensorList):
+    """One list divided by another, times numbers; added to parameters in one pass."""
+
+    def __init__(self, over: TensorList, under: TensorList, factor: Any = 1.0) -> None:
+        self.over, self.under, self.factor = over, under, factor
+
+    @property
+    def tensors(self) -> list[Tensor]:  # type: ignore[override]
+        whole = TensorList(torch._foreach_div(self.over.tensors, self.under.tensors))
+        return (whole * self.factor).tensors
+
+    def __mul__(self, other: Any) -> TensorList:
+        return Quotient(self.over, self.under, other * self.factor)
+
+    def add_to(self, xs: list[Tensor]) -> None:
+        over, under = self.over.tensors, self.under.tensors
+        if isinstance(self.factor, Tensor):
+            torch._foreach_add_(xs, self.tensors)
         else:
-            f._foreach_addcmul_(D, vs, bends.unbind())
-    for d in D if form.guarded else []:
-        d.masked_fill_(d == 0, math.inf)
-    values = [-size / root for size, root in zip(sizes, roots, strict=True)]
-    f._foreach_addcdiv_(xs, used, D, _short(same, values))
+            torch._foreach_addcdiv_(xs, over, under, _operand(self.factor))
+
+    __rmul__ = __mul__
 
 
-def _short(same: bool, numbers: list[float]) -> Any:
-    return numbers[0] if same else numbers
+class ListNamespace:
+    """The functions of the array API that the rule needs, on lists of tensors."""
+
+    @staticmethod
+    def sqrt(x: TensorList) -> TensorList:
+        return TensorList(torch._foreach_sqrt(x.tensors))
+
+    @staticmethod
+    def clip(x: TensorList, *, min: Any) -> TensorList:
+        return TensorList(torch._foreach_clamp_min(x.tensors, _operand(min)))
+
+    @staticmethod
+    def mean(x: TensorList) -> Any:
+        means = [t.mean() for t in x.tensors]
+        if means[0].device.type == "cpu":
+            return np.array([mean.item() for mean in means])
+        return torch.stack(means)
+
+    @staticmethod
+    def lerp(a: TensorList, b: TensorList, weight: Any) -> TensorList:
+        if isinstance(a, Average):
+            torch._foreach_lerp_(a.tensors, b.tensors, _operand(weight))
+            return TensorList(a.tensors)
+        return TensorList(torch._foreach_lerp(a.tensors, b.tensors, _operand(weight)))
+
+    @staticmethod
+    def squared_average(v: TensorList, g: TensorList, beta: float) -> TensorList:
+        torch._foreach_mul_(v.tensors, beta)
+        torch._foreach_addcmul_(v.tensors, g.tensors, g.tensors, 1 - beta)
+        return TensorList(v.tensors)
+
+    @staticmethod
+    def add_scaled(a: TensorList, b: TensorList, scale: Any) -> TensorList:
+        if isinstance(scale, Tensor):
+            return a + b * scale
+        scales = [scale] * len(a.tensors) if known(scale) else scale.tolist()
+        for x, y, alpha in zip(a.tensors, b.tensors, scales, strict=True):
+            x.add_(y, alpha=alpha)
+        return a
+
+    @staticmethod
+    def shifted(a: TensorList, by: Any) -> TensorList:
+        torch._foreach_add_(a.tensors, _operand(by))
+        return a
+
+    @staticmethod
+    def where(chosen: TensorList, a: TensorList, b: TensorList) -> TensorList:
+        return TensorList(map(torch.where, chosen.tensors, a.tensors, b.tensors))
+
+    @staticmethod
+    def zeros_like(x: TensorList) -> TensorList:
+        return TensorList(map(torch.zeros_like, x.tensors))
+
+    @staticmethod
+    def ones_like(x: TensorList) -> TensorList:
+        return TensorList(map(torch.ones_like, x.tensors))
 
 
-def _scales(ns: list[Numbers], means: Tensor, vs: list[Tensor], *, known: bool) -> Tensor:
-    """The typical v of each tensor in units of its v, from the means of v before, or of v-hat if known."""
-    ratios = [1 / n.level if known else n.before / n.level for n in ns]
-    same = all(n is ns[0] for n in ns)
-    scales = means * (ratios[0] if same else torch.tensor(ratios).to(means))
-    if not (known or all(n.before for n in ns)):
-        first = torch.tensor([not n.before for n in ns], device=means.device)
-        scales = torch.where(first, torch.stack([_mean(v) for v in vs]), scales)
-    return _or_one(scales)
+def _operand(other: Any) -> Any:
+    if isinstance(other, TensorList):
+        return other.tensors
+    if isinstance(other, Tensor):
+        return list(other.unbind())
+    return other.tolist() if isinstance(other, np.ndarray) else other
 
 
-def _or_one(x: Any) -> Any:
-    """``x``, with one where it is zero or has overflowed: a divisor for what is zero there too."""
-    return torch.where((x > 0) & (x < math.inf), x, 1.0)
+def _numbers(values: Tensor, home: torch.device) -> Any:
+    """Numbers for the tensors of a list, as `TensorList` takes them."""
+    return values.cpu().numpy() if home.type == "cpu" else values.to(home)
+
+
+def _real(tensors: list[Tensor]) -> list[Tensor]:
+    """Complex tensors as pairs of reals."""
+    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
+
+
+def _pieces(columns: list[list[Tensor]]) -> Iterator[list[int]]:
+    """Indices of tensors that may go together: one device and dtype, and on a CPU not too many."""
+    groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns, with_indices=True)
+    for (device, _), (_, indices) in groups.items():
+        chosen: list[int] = []
+        room = PIECE
+        for i in indices:
+            chosen.append(i)
+            room -= columns[0][i].numel()
+            if device.type == "cpu" and room <= 0:
+                yield chosen
+                chosen, room = [], PIECE
+        if chosen:
+            yield chosen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -10,59 +11,66 @@ from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
 from lossnav.optim.torch.base import Group, _home
-from lossnav.optim.torch.step import DiagonalOptimizer
+from lossnav.optim.torch.diagonal import DiagonalOptimizer
+from lossnav.optim.torch.moving import adamw_state, is_adam, moved_in, summary, translated
+from lossnav.rules.diagonal import BeliefRule
+from lossnav.rules.gains import Betas
 
 
 class Navigator(DiagonalOptimizer):
-    r"""The optimal step under a belief about each gradient: Adam, and what lies beyond it.
+    r"""Adam with curvature damping, look-ahead, and an optional discount.
 
-    The learner believes :math:`g\sim N(m, v)` in each coordinate and that the loss bends more where
-    gradients vary more. Its step, over the paper's objective with discount :math:`\gamma`, is
+    It keeps Adam's two averages, m of the gradient and v of its square, and takes curvature to be
+    proportional to v. The step that is optimal under this belief is
 
-    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac mD,\qquad D=\gamma+\sqrt{\gamma^2+v}+\epsilon,\qquad
-              z=c\,s\,\Bigl[a+(1-a)\frac{v}{D\sqrt{\bar v}}\Bigr],
+    .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac{\hat m}{D},\qquad
+              D=\gamma+\sqrt{\gamma^2+\hat v}+\epsilon,\qquad
+              z=c\,s\,\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],
 
-    after the weights have decayed, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\theta`. Here c
-    is the saturation, a how much of it is shared, :math:`\bar v` the tensor's mean of v, and s the learning rate in
-    units of its peak. z is the step's finite length: where curvature is large, a step must not pass the minimum.
-    With ``saturation=0, nesterov=False`` the step is that of AdamW.
+    with c the ``saturation``, a the fraction ``shared``, :math:`\bar v` the mean of :math:`\hat v`
+    over the tensor, and s the learning rate divided by its largest value so far. Weight decay is
+    decoupled, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\,\theta`, as in
+    AdamW.
+
+    With ``saturation=0, nesterov=False`` and all else at its default, the step is that of
+    `torch.optim.AdamW` with the same ``lr``, ``betas``, ``eps`` and ``weight_decay`` (the defaults
+    of ``betas[1]`` and ``weight_decay`` differ).
 
     Args:
-        params: Parameters, named parameters, or groups; each setting may differ between groups.
-        lr: Step of a typical coordinate whose mean gradient is one standard deviation, as in AdamW;
-            may be a tensor.
-        betas: How much a step leaves of the old mean and of the old variance.
-        eps: Added to D.
-        weight_decay: Rate of decay for each unit of ``lr``, as in AdamW.
-        gamma: Discount, in units of a gradient. Coordinates with :math:`\sqrt v` well below it follow
-            gradient descent with step ``lr / (2 * gamma)``, those well above it Adam.
-        gain: ``"betas"``, one gain :math:`1-\beta_1` for all coordinates with Adam's bias correction; or
-            ``"kalman"``, the steady gain of a Kalman filter by each coordinate's own noise,
-            :math:`K=\max(1/t,\,2/(1+\sqrt{1+4v/q}))`, where q gives a coordinate of typical
-            noise the gain :math:`1-\beta_1`: noisy ones average longer.
-        centred: v is the average of :math:`(g-m)^2` (AdaBelief), not of :math:`g^2`. The surprise is taken
-            as :math:`\beta_1(g-m)` with the mean before the step, which is what AdaBelief's is.
-        nesterov: Use the mean as it will be when the gradient is seen once more: with betas
-            :math:`\beta_1 m_t/(1-\beta_1^{t+1})+(1-\beta_1)g_t/(1-\beta_1^t)` (NAdam without its schedule),
-            with a Kalman gain :math:`m_t+K(g_t-m_t)`.
-        saturation: c: how many times farther than to its believed minimum a typical coordinate would go at
-            the largest ``lr`` so far, if it went on at its first speed. Coordinates with larger v step
-            shorter, those with smaller v longer, and all hold their pace longer as ``lr`` comes down.
-            Zero is the limit of a short step: Adam. Typical is the mean of v before the last gradient.
-        shared: a: how much of z all coordinates of a tensor share. At zero each goes by its own v; at one all go
-            alike, and saturation only makes ``lr`` come down later.
-        maximize: Climb instead.
-        foreach: Work on lists of tensors. None chooses.
-        fused: One pass over memory. On a CPU it is compiled at the first step, by numba (the extra
-            ``fast``); without numba, only the settings that are AdamW can be fused. On accelerators
-            (not tested by us) these go to PyTorch's fused AdamW and all else goes as ``foreach``.
-            None takes it on a CPU from a million parameters on.
-        capturable: The step looks at no value, so that it can be captured in a graph. Torch asks for
-            an accelerator here; a CPU is fine, too.
-        differentiable: Autograd goes through the step.
-        nonfinite: With a NaN or infinite gradient, ``"skip"`` the whole step and count it in
-            `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it. A compiled
-            or captured step cannot raise, and skips instead.
+        params: Parameters, named parameters, or parameter groups; each group may override any
+        setting.
+        lr: Learning rate; a float or a tensor.
+        betas: Decay rates of the averages of the gradient and of its square.
+        eps: Term added to the denominator for numerical stability.
+        weight_decay: Decoupled weight decay coefficient.
+        gamma: Discount rate, in units of a gradient. Coordinates with :math:`\sqrt v` well below it
+            follow gradient descent with step size ``lr / (2 * gamma)``; those well above it follow
+            Adam.
+        gain: ``"betas"`` updates m with the constant gain :math:`1-\beta_1` and Adam's bias
+            correction. ``"kalman"`` uses the steady-state Kalman gain of each coordinate,
+            :math:`K=\max(1/t,\,2/(1+\sqrt{1+4v/q}))`, with q such that a coordinate with
+            :math:`v=\bar v` has the gain :math:`1-\beta_1`; noisy coordinates average longer.
+        centered: Average :math:`(g-m)^2` instead of :math:`g^2`, as AdaBelief does.
+        nesterov: Use look-ahead momentum: with ``gain="betas"`` that of NAdam without its schedule,
+            :math:`\beta_1 m_t/(1-\beta_1^{t+1})+(1-\beta_1)g_t/(1-\beta_1^t)`; with
+            ``gain="kalman"``, :math:`m_t+K(g_t-m_t)`.
+        saturation: Strength of curvature damping; 0 recovers Adam. Coordinates with large v take
+            shorter steps, those with small v longer ones, and all steps shrink less than ``lr``
+            does when a schedule lowers it.
+        shared: Fraction of the damping shared by all coordinates of a tensor, from 0 (each by its
+            own v) to 1 (all alike).
+        maximize: Maximize the objective instead of minimizing it.
+        foreach: Use the implementation over lists of tensors. None chooses.
+        fused: Use the implementation in one pass over memory. On a CPU it is compiled by numba at
+            the first step (``pip install 'lossnav[fast]'``); without numba, and on accelerators
+            (not tested), only the settings of AdamW are fused, by PyTorch. None uses it on a CPU
+            from a million parameters on.
+        capturable: Whether the step can be captured in a graph; CPUs are supported, too.
+        differentiable: Whether autograd can differentiate through the step.
+        nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
+            `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it. A
+            compiled or captured step cannot raise; it skips.
+        centred: Old spelling of ``centered``; deprecated.
 
     Examples:
         >>> model = torch.nn.Linear(3, 1)
@@ -76,6 +84,10 @@ class Navigator(DiagonalOptimizer):
         (True, 0)
     """
 
+    _formula = (
+        "weight_decay", "eps", "gamma", "gain", "centered", "nesterov", "saturation", "shared",
+    )  # fmt: skip
+
     def __init__(
         self,
         params: ParamsT,
@@ -86,7 +98,7 @@ class Navigator(DiagonalOptimizer):
         *,
         gamma: float = 0.0,
         gain: Literal["betas", "kalman"] = "betas",
-        centred: bool = False,
+        centered: bool = False,
         nesterov: bool = True,
         saturation: float = 4.0,
         shared: float = 0.5,
@@ -96,12 +108,14 @@ class Navigator(DiagonalOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         nonfinite: Literal["skip", "raise", "ignore"] = "skip",
+        centred: bool | None = None,
     ) -> None:
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "gamma": gamma,
-            "gain": gain, "centred": centred, "nesterov": nesterov, "saturation": saturation,
-            "shared": shared, "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
-            "differentiable": differentiable, "nonfinite": nonfinite,
+            "gain": gain, "centered": respelled(centered, centred), "nesterov": nesterov,
+            "saturation": saturation,
+            "shared": shared, "maximize": maximize, "foreach": foreach, "fused": fused,
+            "capturable": capturable, "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
 
@@ -114,38 +128,120 @@ class Navigator(DiagonalOptimizer):
         checks.choice("gain", group["gain"], ["betas", "kalman"])
         if group["gain"] == "kalman" and not group["betas"][0]:
             raise ValueError(
-                'betas[0] is 0, but gain="kalman" needs it above zero: it is the memory of a '
+                'betas[0] is 0, but gain="kalman" needs it above zero: it sets the gain of a '
                 'coordinate of typical noise. Use gain="betas".'
             )
         super()._check(group)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group; what it does not set has the optimizer's defaults."""
+        """Add a parameter group; settings it lacks have the optimizer's defaults."""
+        if isinstance(param_group, dict) and "centred" in param_group:
+            param_group["centered"] = respelled(False, param_group.pop("centred"))
         super().add_param_group(param_group)
         home = _home(param_group)
         kind = torch.float32 if home is not None and home.type == "mps" else torch.float64
         param_group["peak_lr"] = torch.zeros((), dtype=kind, device=home)
 
+    @classmethod
+    def like(
+        cls,
+        optimizer: torch.optim.Optimizer | dict[str, Any],
+        params: ParamsT | None = None,
+        *,
+        verbose: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """Take over from an Adam, AdamW or NAdam of PyTorch: its groups, settings and state.
+
+        ``lr``, ``betas``, ``eps``, ``weight_decay`` and the averages m and v with their count of
+        steps are those of the other optimizer, and so are keys that schedulers have set. It is not
+        changed. With ``saturation=0, nesterov=False`` the run goes on as AdamW's own.
+
+        Args:
+            optimizer: The other optimizer, or its ``state_dict()``.
+            params: Parameters or groups for a state dict, as for `load_state_dict`; not needed for
+                an optimizer.
+            verbose: Print one line that says what was taken.
+            settings: Settings that differ from those of the other optimizer.
+
+        Raises:
+            ValueError: The state is of AMSGrad, or its weight decay is a penalty in the loss.
+
+        Examples:
+            >>> model = torch.nn.Linear(3, 1)
+            >>> adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+            >>> model(torch.ones(3)).backward()
+            >>> adamw.step()
+            >>> optimizer = Navigator.like(adamw)  # doctest: +ELLIPSIS
+            Taken from AdamW: lr 0.01, betas (0.9, 0.999), eps 1e-08, weight_decay 0.01; state of 2
+            of 2 parameters after 1 steps. All else (nesterov, saturation, ...) is Navigator's own.
+        """
+        return moved_in(cls, optimizer, params, verbose=verbose, settings=settings)
+
+    def adamw_state_dict(self) -> dict[str, Any]:
+        """The state as one that `torch.optim.AdamW` loads: the way back from `like`.
+
+        What AdamW does not have, such as ``saturation``, is left out.
+
+        Examples:
+            >>> theta = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = Navigator([theta], lr=0.1)
+            >>> theta.sum().backward()
+            >>> optimizer.step()
+            >>> adamw = torch.optim.AdamW([theta])
+            >>> adamw.load_state_dict(optimizer.adamw_state_dict())
+            >>> adamw.param_groups[0]["lr"], int(adamw.state[theta]["step"])
+            (0.1, 1)
+        """
+        return adamw_state(self.state_dict())
+
+    def _understood(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        if not is_adam(saved):
+            return saved, ""
+        note = summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
+        return translated(saved, self.param_groups, self.defaults), note
+
     def _adopt(self, own: Group, group: Group) -> None:
         group.setdefault("shared", 0.0)  # saved before there was such a setting
+        if "centred" in group:  # saved before it was renamed
+            group["centered"] = group.pop("centred")
         super()._adopt(own, group)
         peak = torch.as_tensor(group.get("peak_lr", 0.0), dtype=own["peak_lr"].dtype)
         group["peak_lr"] = peak.to(own["peak_lr"].device, copy=True)
 
+    def _rule(self, group: Group) -> BeliefRule:
+        names = ("eps", "weight_decay", "gamma", "gain", "nesterov", "saturation", "shared")
+        settings = {name: group[name] for name in names}
+        second = "centered" if group["centered"] else "plain"
+        return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
+
+
+def respelled(centered: bool, centred: bool | None) -> bool:
+    """The setting ``centered``, if need be from its old spelling, which warns."""
+    if centred is None:
+        return centered
+    warnings.warn(
+        "centred is now spelled centered, as in PyTorch; the old spelling will be removed.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return centred
+
 
 class Ballistic(DiagonalOptimizer):
-    r"""The paper's optimizer for its Fig. 2e, f: no discount, and the last gradient as the mean.
+    r"""The optimizer of the paper's Fig. 2e, f: RMSprop without momentum, with eps under the root.
 
-    .. math:: v\leftarrow\beta_2 v+(1-\beta_2)g^2,\qquad\Delta\theta=-\mathrm{lr}\;g/\sqrt{v+\epsilon}.
+    .. math:: v\leftarrow\beta_2 v+(1-\beta_2)g^2,\qquad
+              \Delta\theta=-\mathrm{lr}\;g/\sqrt{v+\epsilon}.
 
-    As in the paper v starts at zero and is not corrected for it, so the first steps are long:
-    :math:`\mathrm{lr}/\sqrt{1-\beta_2}` in each coordinate. Memory: one number for each parameter.
+    As in the paper, v starts at zero without bias correction, so the first steps are long:
+    :math:`\mathrm{lr}/\sqrt{1-\beta_2}` in each coordinate.
 
     Args:
-        params: Parameters, named parameters, or groups.
+        params: Parameters, named parameters, or parameter groups.
         lr: Learning rate; 5e-4 in the paper.
-        beta2: How much a step leaves of v; the paper has 0.999 for MNIST and 0.9 for CIFAR-10.
-        eps: Added to v, under the root.
+        beta2: Decay rate of v; the paper has 0.999 for MNIST and 0.9 for CIFAR-10.
+        eps: Term added to v, under the root.
         weight_decay, maximize, foreach, fused, capturable, differentiable, nonfinite: As in
             `Navigator`; ``fused`` needs numba and a CPU.
 
@@ -159,6 +255,7 @@ class Ballistic(DiagonalOptimizer):
     """
 
     columns = ("step", "variance")
+    _formula = ("beta2", "eps", "weight_decay")
 
     def __init__(
         self,
@@ -188,5 +285,13 @@ class Ballistic(DiagonalOptimizer):
         checks.fraction("beta2", group["beta2"])
         super()._check(group)
 
-    def _settings(self, group: Group) -> Group:
-        return {**group, "betas": (0.0, group["beta2"]), "inside": True, "uncorrected": True}
+    def _rule(self, group: Group) -> BeliefRule:
+        return BeliefRule(
+            dt=1.0,
+            gain=Betas(0.0),
+            beta2=group["beta2"],
+            eps_root=group["eps"],
+            decay=group["weight_decay"],
+            diffuse=False,
+            finite=False,
+        )

@@ -1,20 +1,22 @@
 r"""Squares of each example's gradient, from one backward pass over the whole batch.
 
-A layer that multiplies inputs a by a matrix has, for the example i, the gradient
-:math:`\delta_i a_i^T`, where :math:`\delta_i` is the slope of the loss along its outputs. Both are there when
-the batch goes back, so :math:`\sum_i(\delta_i a_i^T)^2=(\delta^2)^T a^2` costs one more product of matrices
-and no second pass. A convolution is such a layer on its patches. For any other layer the per-example
-gradients are made by `torch.func`, for that layer alone.
+A layer that multiplies inputs a by a matrix has, for the example i, the gradient :math:`\delta_i
+a_i^T`, where :math:`\delta_i` is the gradient of the loss by its outputs. Both are known during the
+backward pass, so :math:`\sum_i(\delta_i a_i^T)^2=(\delta^2)^T a^2` costs one more matrix product
+and no second pass. A convolution is such a layer on its patches. For any other layer, `torch.func`
+computes the per-example gradients of that layer alone.
 
-The curvature of the loss (generalised Gauss-Newton, GGN) is had in the same way: a random slope of the
-outputs, whose covariance is the loss's curvature there, is sent back to the layers' outputs, and its squares
-are summed. It is :math:`Rz` for a root R of that curvature, :math:`RR^T`, and random signs z; for a softmax,
-:math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a single output nothing is left to chance. Labels drawn from p, less p, have the
-same covariance, but a confident model hardly ever draws the labels that bend its loss.
+The curvature of the loss (generalized Gauss-Newton, GGN) is estimated in the same way: a random
+gradient of the outputs, whose covariance is the loss's curvature there, is sent back to the layers'
+outputs, and its squares are summed. It is :math:`Rz` for a root of that curvature, :math:`RR^T`,
+and random signs z; for a softmax, :math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a single output it
+is exact. Labels drawn from p, minus p, have the same covariance, but a confident model hardly ever
+draws the labels that contribute.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,21 +28,23 @@ from lossnav._base import checks
 Loss = Literal["cross_entropy", "binary_cross_entropy", "mse"] | Callable[[Tensor], Tensor]
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse")
 ROOM = 1 << 22
-"""Per-example gradients are made for so many numbers at a time."""
+"""Per-example gradients are computed for this many numbers at a time."""
 
 
 class Examples:
-    """Watch a model: what its layers are given and what comes back, until `remove`.
+    """Collect statistics of a model's examples by hooks on its layers, until `remove`.
 
-    Nothing is collected while gradients are off. Between two `clear` all passes count as one batch, so
-    that gradients may be accumulated over several.
+    Nothing is collected while gradients are off. All passes between two calls of `clear` count as
+    one batch, so that gradients may be accumulated.
 
     Args:
         model: A module with one tensor in and out, whose first axis is the batch.
-        loss: What is trained, if `curvature` is wanted: the name of a loss of PyTorch, or a function from the
-            outputs to a random slope of the loss along them with the loss's curvature as its covariance.
+        loss: The loss, needed for `curvature`: the name of a loss of PyTorch, or a function from
+            the outputs to a random gradient of the loss whose covariance is the loss's curvature.
         reduction: Whether the loss is the ``"mean"`` over the batch or the ``"sum"``.
-        generator: Draws the signs of the slopes.
+        curvature: Whether to estimate the curvature. If not, a named loss serves to check
+            ``reduction`` by the first batch.
+        generator: Random number generator for `curvature`.
 
     Examples:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -59,6 +63,7 @@ class Examples:
         loss: Loss | None = None,
         *,
         reduction: Literal["mean", "sum"] = "mean",
+        curvature: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         checks.choice("reduction", reduction, ["mean", "sum"])
@@ -66,6 +71,8 @@ class Examples:
             checks.choice("loss", loss, LOSSES)
         self.loss, self.reduction, self.generator = loss, reduction, generator
         self.count = 0
+        self._estimates = curvature and loss is not None
+        self._checked = loss not in ("cross_entropy", "binary_cross_entropy")
         self._drawing = False
         self._squares: dict[Tensor, Tensor] = {}
         self._curvature: dict[Tensor, Tensor] = {}
@@ -85,24 +92,24 @@ class Examples:
         self.remove()
 
     def remove(self) -> None:
-        """Take all hooks off the model; what was collected stays."""
+        """Remove all hooks from the model; the statistics stay."""
         for handle in self._handles:
             handle.remove()
 
     def clear(self) -> None:
-        """Forget what was collected: the next pass begins a new batch."""
+        """Discard the statistics: the next pass begins a new batch."""
         self.count = 0
         self._squares, self._curvature, self._records = {}, {}, []
 
     def squares(self, parameter: Tensor) -> Tensor | None:
-        """The mean over examples of the squared gradient of an example's loss; None if none was seen."""
+        """The mean over examples of the squared gradient; None if there were none."""
         held = self._squares.get(parameter)
         if held is None:
             return None
         return held * self.count if self.reduction == "mean" else held / self.count
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """The same for the random slope: the diagonal of the GGN, estimated; None if none was seen."""
+        """The estimated diagonal of the GGN; None if there were no examples."""
         held = self._curvature.get(parameter)
         return None if held is None else held / self.count
 
@@ -114,13 +121,13 @@ class Examples:
             return
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             raise ValueError(
-                f"A {type(module).__name__} was called with other than one tensor: the gradients of its "
-                'examples cannot be told apart. Use curvature="squared-batch".'
+                f"A {type(module).__name__} was called with other than one tensor: the gradients "
+                'of its examples cannot be separated. Use curvature="squared-batch".'
             )
         if any(other is module for other, _, _ in self._records):
             raise ValueError(
-                f"A {type(module).__name__} was called twice in one pass: the squares of its examples "
-                'would lack the products of both calls. Use curvature="squared-batch".'
+                f"A {type(module).__name__} was called twice in one pass: the squares of its "
+                'examples would lack the products of both calls. Use curvature="squared-batch".'
             )
         a = inputs[0].detach()
         self._records.append((module, a, torch.autograd.graph.get_gradient_edge(output)))
@@ -131,16 +138,21 @@ class Examples:
             return
         if not isinstance(output, Tensor) or not output.requires_grad:
             raise ValueError(
-                f"The model returned a {type(output).__name__}, but a tensor of outputs is needed, one row "
-                "for each example: watch the part of the model that returns it."
+                f"The model returned a {type(output).__name__}, but a tensor of outputs is needed, "
+                "one row for each example: watch the part of the model that returns it."
             )
         self.count += len(output)
-        if self.loss is None:
-            return
+        if self._estimates:
+            self._draw(output)
+        if not self._checked:
+            seen = output.detach()
+            output.register_hook(lambda slope: self._check_reduction(seen, slope))
+
+    def _draw(self, output: Tensor) -> None:
         edges = [edge for _, _, edge in self._records]
         with torch.no_grad():
             slope = self._slope(output.detach())
-        self._drawing = True  # the hooks are run again, and this is not their loss
+        self._drawing = True  # this runs the hooks again, but is not their loss
         try:
             slopes = torch.autograd.grad(
                 output, edges, grad_outputs=slope, retain_graph=True, allow_unused=True
@@ -150,6 +162,36 @@ class Examples:
         for (module, a, _), found in zip(self._records, slopes, strict=True):
             if found is not None:
                 self._collect(self._curvature, module, a, found)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _check_reduction(self, output: Tensor, slope: Tensor) -> None:
+        """Warn, once, if the first gradient of the outputs is not that of the reduction.
+
+        Of a cross-entropy it is p - y: where y = 1 it is negative, and known without y.
+        """
+        if self._checked:
+            return
+        if self.loss == "cross_entropy":
+            p, (low, place) = output.softmax(1), slope.min(1, keepdim=True)
+            p, count = p.gather(1, place), low.numel()
+        else:
+            p, low, count = output.sigmoid(), slope, slope.numel()
+        known = (low < 0) & (p < 0.99)
+        if count < 2 or not known.any():
+            return
+        self._checked = True
+        scale = (low / (p - 1))[known].median().item()
+        factor = count if self.reduction == "mean" else 1
+        other = "sum" if self.reduction == "mean" else "mean"
+        expected = {"sum": 1.0, "mean": 1 / count}
+        # Neither: weights of classes, smooth labels, or a loss that was scaled.
+        if abs(scale / expected[other] - 1) < 0.01:
+            warnings.warn(
+                f'watch was told reduction="{self.reduction}", but the first batch has the '
+                f"gradients of a {other} over its {count} terms of the loss: the step takes them "
+                f'{"" if factor > 1 else "1/"}{count} times as large. Use reduction="{other}".',
+                stacklevel=2,
+            )
 
     def _slope(self, output: Tensor) -> Tensor:
         if callable(self.loss):
@@ -190,8 +232,8 @@ def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Te
 
     Args:
         module: A layer.
-        a: Its inputs, one example for each place of the first axis.
-        slope: The slope of the loss along its outputs.
+        a: Its inputs, with the examples along the first axis.
+        slope: The gradient of the loss by its outputs.
 
     Examples:
         >>> layer = nn.Linear(1, 1)
@@ -210,9 +252,8 @@ def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Te
         rows = a.flatten(1, -2), slope.flatten(1, -2).transpose(1, 2)
         return _of_products(wanted, *rows)
     if _plain_convolution(module):
-        patches = nn.functional.unfold(
-            a, module.kernel_size, module.dilation, module.padding, module.stride
-        )  # fmt: skip
+        sizes = module.kernel_size, module.dilation, module.padding, module.stride
+        patches = nn.functional.unfold(a, *sizes)
         return _of_products(wanted, patches.transpose(1, 2), slope.flatten(2))
     return _by_example(module, wanted, a, slope)
 
@@ -227,7 +268,7 @@ def _plain_convolution(module: nn.Module) -> bool:
 
 
 def _of_products(wanted: dict[str, Tensor], a: Tensor, slope: Tensor) -> dict[str, Tensor]:
-    """Layers whose gradient is a sum over places: ``slope (n, out, places) @ a (n, places, in)``."""
+    """Layers whose gradient is a sum over places: slope (n, out, places) @ a (n, places, in)."""
     found = {}
     if "weight" in wanted:
         shape = wanted["weight"].shape
@@ -273,6 +314,6 @@ def _refuse(name: str, module: nn.Module) -> None:
     mixing = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.MultiheadAttention)
     if isinstance(module, mixing):
         raise ValueError(
-            f"{name} is a {type(module).__name__}, in which the gradients of examples cannot be told apart "
-            'from inputs and outputs: use curvature="squared-batch", or freeze its parameters.'
+            f"{name} is a {type(module).__name__}, in which the gradients of examples cannot be "
+            'separated: use curvature="squared-batch", or freeze its parameters.'
         )

@@ -1,14 +1,13 @@
-"""Parameters that are sharded over processes (DTensor): the part held here, and the whole.
+"""Parameters that are sharded over processes (DTensor).
 
-A rule that treats each coordinate by itself works on the part that a process holds, as on any tensor.
-What needs all of a tensor, a basis or a mean over it, is gathered or reduced over its mesh. All
-processes then come to the same decision: a step is taken by all of them or by none.
-
-Nothing here imports ``torch.distributed`` before a sharded tensor has been seen.
+A coordinate-wise rule works on the local part of a tensor. What needs a whole tensor, such as a
+basis or a mean, is gathered or reduced over its mesh. All processes take a step, or none does.
+``torch.distributed`` is imported only for sharded tensors.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,25 +17,20 @@ from torch import Tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor.
-
-    Examples:
-        >>> is_sharded(torch.zeros(2))
-        False
-    """
+    """Whether a tensor is a DTensor."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensors: list[Tensor]) -> list[Tensor]:
-    """The part of each tensor that this process holds: the same memory, not a copy."""
+    """The local part of each tensor: the same memory, not a copy."""
     if torch.compiler.is_compiling():
         return [t.to_local() if is_sharded(t) else t for t in tensors]
-    # What `to_local` returns without autograd, at a tenth of its price.
+    # As `to_local` without autograd, in a tenth of its time.
     return [getattr(t, "_local_tensor", t) for t in tensors]
 
 
 def laid_out(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    """The gradients in the layout of their parameters; one that is still to be summed is summed."""
+    """The gradients in the layout of their parameters; partial sums are reduced."""
     return [
         g.redistribute(placements=p.placements)
         if getattr(g, "placements", None) != getattr(p, "placements", None)
@@ -46,7 +40,7 @@ def laid_out(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
 
 
 def meshes(tensors: Iterable[Tensor]) -> list[Any]:
-    """The meshes of processes that hold parts of these tensors, each once."""
+    """The device meshes of these tensors, each once."""
     found: list[Any] = []
     for tensor in tensors:
         mesh = getattr(tensor, "device_mesh", None)
@@ -56,7 +50,7 @@ def meshes(tensors: Iterable[Tensor]) -> list[Any]:
 
 
 def agreed(good: bool, over: list[Any]) -> bool:
-    """Whether it is so on every process of the meshes. All of them must ask."""
+    """Whether ``good`` holds on all processes of the meshes; each of them must call this."""
     for mesh in over:
         import torch.distributed as dist
 
@@ -67,17 +61,40 @@ def agreed(good: bool, over: list[Any]) -> bool:
     return good
 
 
+def partitioned() -> Any:
+    """The ZeroRedundancyOptimizer that is making an optimizer of some of its parameters, or None.
+
+    It tells neither the optimizer nor its groups: it is known from the calls under way.
+    """
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    frame = sys._getframe(1) if module is not None else None
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, module.ZeroRedundancyOptimizer):  # type: ignore[union-attr]
+            return owner
+        frame = frame.f_back
+    return None
+
+
+def say(text: str) -> None:
+    """Print a text; of several processes, only the first does."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+        print(text)
+
+
 def reals(tensor: Tensor) -> int:
-    """The real numbers in all of a tensor."""
+    """The number of real entries of a tensor, over all processes."""
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
 Split = tuple[Any, Tensor]
-"""A group of processes, and which of some tensors are cut up between them."""
+"""A process group, and which of some tensors are sharded over it."""
 
 
 def splits(tensors: list[Tensor]) -> list[Split]:
-    """The groups that hold parts of these tensors: one for each axis of each mesh that cuts any."""
+    """The process groups that any of these tensors is sharded over."""
     found: list[Split] = []
     for mesh in meshes(tensors):
         for axis in range(mesh.ndim):
@@ -91,10 +108,7 @@ def splits(tensors: list[Tensor]) -> list[Split]:
 
 
 def totals(over: list[Split], sums: Tensor) -> Tensor:
-    """The sums over whole tensors, from the sum over the part of each that this process holds.
-
-    Every process must ask; the answer is one message for each of the `splits`, however many tensors there are.
-    """
+    """Sums over whole tensors from the local sums, by one message for each of the `splits`."""
     for group, cut in over:
         import torch.distributed as dist
 
@@ -105,40 +119,41 @@ def totals(over: list[Split], sums: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every process that holds a part."""
+    """The whole tensor, on every process that holds a part."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """The part of a tensor that belongs beside ``like``; every process has all of it, and none sends."""
-    if not is_sharded(like):
+    """A tensor that every process has whole, in the layout of ``like``; nothing is sent."""
+    return _placed(tensor, like, like.placements) if is_sharded(like) else tensor
+
+
+def shared_out(tensor: Tensor, theta: Tensor) -> Tensor:
+    """A matrix that belongs to ``theta``, sharded by rows over the processes that share it."""
+    if not is_sharded(theta):
         return tensor
+    from torch.distributed.tensor import Replicate, Shard
+
+    rows = [p if isinstance(p, Replicate) else Shard(0) for p in theta.placements]
+    return _placed(tensor, theta, rows)
+
+
+def _placed(tensor: Tensor, like: Tensor, placements: Any) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
     same = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return same.redistribute(placements=like.placements)
-
-
-def shared_out(tensor: Tensor, theta: Tensor) -> Tensor:
-    """A matrix that goes with ``theta``, by rows over the processes that share ``theta``."""
-    if not is_sharded(theta):
-        return tensor
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = theta.device_mesh
-    rows = [p if isinstance(p, Replicate) else Shard(0) for p in theta.placements]
-    same = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return same.redistribute(placements=rows)
+    return same.redistribute(placements=placements)
 
 
 @contextmanager
 def gathered(state: dict[str, Tensor], *, renew: bool) -> Iterator[dict[str, Tensor]]:
-    """The memory of a sharded matrix for one step: whole while it lasts, then each keeps its rows.
+    """The state of a sharded matrix, whole for the time of one step.
 
-    Covariances stay sharded, as they grow by rows, unless the step is to ``renew`` the basis. What
-    comes of that is then taken from the first process: eigenvectors are so sensitive to rounding
-    that processes with other hardware could end with rows of different bases.
+    Covariances stay sharded, as they are updated by rows, unless the step is to ``renew`` the
+    basis.
+    The new basis is that of the first process: eigenvectors are so sensitive to rounding that
+    processes on other hardware could end with rows of different bases.
     """
     late = () if renew else ("row_covariance", "column_covariance")
     memory = {key: t if key in late else whole(t) for key, t in state.items()}

@@ -1,1 +1,1 @@
-"""Weights with a mean and a variance: the machinery of `lossnav.optim.torch.WeightUncertainty`."""
+"""Weights with a mean and a variance: `lossnav.optim.torch.WeightUncertainty`."""

@@ -1,89 +1,126 @@
-"""WeightUncertainty: each weight has a mean and a variance, so that a stream of tasks stays learnable."""
+"""WeightUncertainty: a mean and a variance of each weight, for learning streams of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch.base import Group
+from lossnav.optim.torch.base import (
+    Batch,
+    Group,
+    NavigatorBase,
+    new_step,
+    state_dtype,
+    traced,
+)
+from lossnav.optim.torch.diagonal import kernels
 from lossnav.optim.torch.per_example import Examples, Loss
-from lossnav.optim.torch.shards import is_sharded
-from lossnav.optim.torch.uncertain.base import UncertainBase
-from lossnav.optim.torch.uncertain.plan import kernels
+from lossnav.optim.torch.shards import is_sharded, local, whole
+from lossnav.optim.torch.uncertain.step import (
+    COLUMNS,
+    GroupStep,
+    KernelLayers,
+    Statistics,
+    advance,
+    stacked,
+)
+from lossnav.rules.uncertain import (
+    BATCH_UNKNOWN,
+    UncertainWeightsRule,
+    signal_shares,
+    variance,
+)
 
-CURVATURES = ("squared-batch", "fisher", "ggn")
-RATES = ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
+SETTINGS = (
+    "k", "batch_size", "curvature", "pull", "momentum", "curvature_rate", "signal_rate",
+    "prior_rate", "return_rate", "prior_variance", "balance", "inertia", "volatility", "noise",
+    "reset", "weight_decay",
+)  # fmt: skip
+_Default = UncertainWeightsRule
 
 
-class WeightUncertainty(UncertainBase):
-    r"""Keep a mean and a variance of each weight, and learn fast where little is known (paper Sec. 6).
+class WeightUncertainty(NavigatorBase):
+    r"""Keep a mean and a variance of each weight; learn fast where little is known (paper Sec. 6).
 
-    Each weight is :math:`N(\mu, v)`. The paper's overdamped equations, with the divergence from a prior
-    :math:`N(\mu_0, v_0)` in place of the entropy, which has no bound where the loss is flat, give
+    Each weight is believed to be :math:`N(\mu, v)`, with a prior :math:`N(\mu_0, v_0)`. A step is
 
     .. math:: v=\frac{1}{c H+1/v_0},\qquad
               \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
               \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2,
 
-    for a running average m of the gradients of B examples, and H of the curvature. The prior is where the
-    weights began; it follows them slowly and is drawn back. A weight that no example needs has
-    :math:`v=v_0`: it is free for the next task. One that matters is sure, and moves little.
+    for averages m of the gradient of B examples and H of the curvature. The prior's mean starts at
+    the initial weights, follows the weights slowly, and is pulled back. A weight that no example
+    needs returns to :math:`v=v_0` and is free for the next task; one that matters has a small
+    variance and moves little. `lossnav.rules.uncertain` has the derivation.
 
-    *Balance between layers*: q is the share of signal in a layer's gradient, in units of the geometric
-    mean over all layers. A layer whose gradient is mostly noise counts as better known, and its gradients are
-    averaged for longer: m has the gain :math:`(1-\mathrm{momentum})\,q`, at most 1.
+    *Balance between layers*: q is the share of signal in a layer's gradient relative to the
+    geometric mean over all layers. A layer with a noisy gradient counts as better known, and
+    averages longer: m has the gain :math:`(1-\mathrm{momentum})\,q`, at most 1.
+
+    *Resets*: a unit, a row of a matrix, is free when its weights' variances have returned to the
+    prior's: the data have said nothing about it for about ``1 / curvature_rate`` steps. With
+    ``reset`` it is then drawn anew from the prior. Outgoing weights are not known here; those of a
+    silent unit are free, too.
+
+    State: four numbers for each parameter; three without momentum if ``balance=False`` or with
+    squares of examples.
 
     Args:
-        params: Parameters, named parameters, or groups. A tensor is a layer.
-        lr: Time between steps, in the units in which the variance settles.
-        k: Weight of the loss, for each example of a batch.
-        batch_size: Examples in a batch. `watch` counts them instead.
-        curvature: Where H comes from. ``"squared-batch"``, squares of the batch's gradient times B, needs
-            nothing; ``"fisher"``, the mean square of each example's gradient, and ``"ggn"``, the
-            curvature of the loss along the model's outputs (Gauss-Newton), need `watch` (or `observe`).
-        pull: How strongly the prior pulls.
-        momentum: How much is left of the average m after a step, where q = 1; zero takes each gradient as it comes.
-        curvature_rate: The gain of the average H. It starts at zero: at first all weights are free.
-        signal_rate: The gain of the averages behind q, after a plain mean of the first ones.
-        prior_rate: How fast the prior's mean follows with one example in a batch; with B of them,
-            :math:`\sqrt B` times as fast, as what is seen of it is less noisy.
-        return_rate: How fast the prior's mean is drawn back to where the weights began.
-        prior_variance: :math:`v_0`. None takes the mean square of each matrix before its first step. Vectors and
-            zeros take that of the matrix before them in their group (a bias follows its weight), or else after
-            them; if there is none, their own mean square, and 1 for zeros.
-        balance: Balance layers by their signal; False has q = 1. Without squares of examples the signal is
-            what a gradient and the average before it agree on.
-        inertia: :math:`\eta/\gamma^2` of the second-order equations. Zero is the overdamped limit; above it, what
-            would relax fast relaxes more slowly, as a learner does who looks further ahead.
-        volatility: With inertia, how much a moving mean raises the variance, in units of the theory's
-            :math:`\dot\mu^2/v`.
-        noise: Let the weights wander: 1 is the noise with which they would be draws of the believed
-            distribution (Langevin), 0 is none.
-        reset: Redraw units, rows of a matrix, that are free: whose mean :math:`v/v_0` has reached this. See below.
-        maximize, foreach, capturable, nonfinite: As in `Navigator`.
-        fused: One pass over memory, compiled by numba at the first step and kept on disk, without inertia and
-            noise on a CPU; all else goes as ``foreach``. None takes it where numba (the extra ``fast``) is there.
-
-    *Resets.* Continual backprop redraws units that contribute little to their layer's outputs, with a rate and an
-    age to protect new ones. Here a unit is free when its weights' variances have come back to the prior's:
-    the data have said nothing of it for about ``1 / curvature_rate`` steps, which is the age that protects it.
-    It is drawn anew from the prior. Weights that leave the unit are not known here; if it was silent, they are
-    free, too.
-
-    Memory: four numbers for each parameter; three without momentum if ``balance=False`` or with squares of examples.
+        params: Parameters, named parameters, or groups. Each tensor is a layer.
+        lr: Step size (dimensionless).
+        k: Weight of the loss, for each example of a batch: K = kB is the number of examples that a
+            belief rests on. The default is for tasks that change; for one example at a time and
+            more than k weights it lets the prior decide, and warns.
+        batch_size: Examples in a batch, those of all processes together; `watch` and `observe`
+            count them instead. Without either it is needed: nothing in a gradient tells how many
+            examples it is the mean of. A loss that is their sum is too large by that factor: divide
+            it.
+        curvature: Source of H. ``"squared-batch"``, the squared gradient of the batch times B,
+            needs nothing else; ``"fisher"``, the mean square of each example's gradient, and
+            ``"ggn"``, the Gauss-Newton curvature of the loss, need `watch` or `observe`.
+        pull: Strength of the pull towards the prior's mean.
+        momentum: Decay rate of m where q = 1; zero uses each gradient by itself.
+        curvature_rate: Gain of the average H, which starts at zero: at first all weights are free.
+        signal_rate: Gain of the averages behind q, after a plain mean of the first ones.
+        prior_rate: Rate at which the prior's mean follows the weights for a batch of one; with B
+            examples it is :math:`\sqrt B` times as fast.
+        return_rate: Rate at which the prior's mean returns to the initial weights.
+        prior_variance: :math:`v_0`. None takes the mean square of each matrix before its first
+            step. Vectors and zeros take that of the matrix before them in their group (a bias
+            follows its weight), or else after them; without any, their own mean square, or 1 for
+            zeros.
+        balance: Balance layers by their share of signal; False has q = 1. Without squares of
+            examples, signal is the agreement of a gradient with the average of the earlier ones.
+        inertia: :math:`\eta/\gamma^2` of the second-order equations, which slows fast directions;
+            zero is the overdamped limit.
+        volatility: With inertia, how much a moving mean raises the variance, in units of the
+            theory's :math:`\dot\mu^2/v`.
+        noise: Scale of Langevin noise; 1 makes the weights draws of the believed distribution.
+        reset: Redraw rows of a matrix whose mean :math:`v/v_0` has reached this value; None for
+            none.
+        weight_decay: Decoupled weight decay coefficient, as in `torch.optim.AdamW`.
+        maximize, capturable, nonfinite: As in `Navigator`.
+        foreach: True and False take one tensor after the other by operations of PyTorch; None may
+            use the fused step.
+        fused: One pass over memory on a CPU, without inertia and noise, compiled by numba at the
+            first step. None uses it where numba is installed (``pip install 'lossnav[fast]'``).
 
     Examples:
         >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
         <torch._C.Generator object at ...>
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
         >>> optimizer = WeightUncertainty(model.parameters(), curvature="ggn")
-        >>> examples = optimizer.watch(model, "cross_entropy")  # one line; the loop is as ever
+        >>> examples = optimizer.watch(model, "cross_entropy")  # one line; the loop is as usual
         >>> x = torch.randn(64, 4)
         >>> y = (x[:, 0] > 0).long()
         >>> for _ in range(100):
@@ -93,32 +130,42 @@ class WeightUncertainty(UncertainBase):
         ...     optimizer.step()
         >>> bool(loss < 0.2)
         True
-        >>> with torch.no_grad(), optimizer.sample():  # a draw of the weights, for a while
+        >>> with torch.no_grad(), optimizer.sample():  # weights drawn from their distribution
         ...     drawn = nn.functional.cross_entropy(model(x), y)
-        >>> bool(optimizer.variance(model[0].weight).max() <= optimizer.state[model[0].weight]["prior_variance"])
+        >>> prior = optimizer.state[model[0].weight]["prior_variance"]
+        >>> bool(optimizer.variance(model[0].weight).max() <= prior)
         True
     """
+
+    columns = COLUMNS
+    _examples: Examples | None = None
+    _observed: tuple[Mapping[Tensor, Tensor], Mapping[Tensor, Tensor], float] | None = None
+    _layers: dict[int, KernelLayers] | None = None
+    _now: list[GroupStep] = []  # noqa: RUF012  (replaced by each step)
+    _compared = False
+    """Whether the first batch was compared with what was said of it."""
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 3e-3,
+        lr: float | Tensor = _Default.dt,
         *,
-        k: float = 940.0,
-        batch_size: int = 1,
+        k: float = _Default.k,
+        batch_size: int | None = None,
         curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
-        pull: float = 1.5,
-        momentum: float = 0.7,
-        curvature_rate: float = 0.02,
-        signal_rate: float = 1e-3,
-        prior_rate: float = 1.5e-4,
-        return_rate: float = 5e-5,
+        pull: float = _Default.pull,
+        momentum: float = _Default.momentum,
+        curvature_rate: float = _Default.curvature_rate,
+        signal_rate: float = _Default.signal_rate,
+        prior_rate: float = _Default.prior_rate,
+        return_rate: float = _Default.return_rate,
         prior_variance: float | None = None,
         balance: bool = True,
         inertia: float = 0.0,
         volatility: float = 0.0,
         noise: float = 0.0,
         reset: float | None = None,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -130,36 +177,30 @@ class WeightUncertainty(UncertainBase):
             "momentum": momentum, "curvature_rate": curvature_rate, "signal_rate": signal_rate,
             "prior_rate": prior_rate, "return_rate": return_rate, "prior_variance": prior_variance,
             "balance": balance, "inertia": inertia, "volatility": volatility, "noise": noise,
-            "reset": reset, "maximize": maximize, "foreach": foreach, "fused": fused,
-            "capturable": capturable, "nonfinite": nonfinite,
+            "reset": reset, "weight_decay": weight_decay, "maximize": maximize,
+            "foreach": foreach, "fused": fused, "capturable": capturable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
+        if self._partition is not None:
+            raise RuntimeError(
+                "WeightUncertainty cannot be an optimizer_class of ZeroRedundancyOptimizer: it "
+                "compares all layers with each other, but would be given only some of them. Use "
+                "fully_shard (FSDP2), or DDP with WeightUncertainty itself."
+            )
 
     def _check(self, group: Group) -> None:
-        checks.positive("k", group["k"])
-        checks.positive("batch_size", group["batch_size"])
-        checks.choice("curvature", group["curvature"], CURVATURES)
-        for name in ("pull", "inertia", "volatility", "noise"):
-            checks.non_negative(name, group[name])
-        for name in RATES:
-            if not 0 <= checks.number(name, group[name]) <= 1:
-                raise ValueError(f"{name} is {group[name]:.6g}, but it must be from 0 to 1.")
-        if group["prior_variance"] is not None:
-            checks.positive("prior_variance", group["prior_variance"])
-        if group["reset"] is not None and not 0 < checks.number("reset", group["reset"]) <= 1:
-            raise ValueError(
-                f"reset is {group['reset']:.6g}, but it is a share of the prior variance: use a number "
-                "from 0 to 1, such as 0.99, or None."
-            )
+        super()._check(group)
+        _rule(group)
         if group["fused"] and kernels() is None:
             raise RuntimeError(
                 "fused=True needs numba: pip install 'lossnav[fast]', or leave fused=None."
             )
         if group["differentiable"]:
             raise RuntimeError("WeightUncertainty is not differentiable: leave it False.")
-        super()._check(group)
 
-    # What is seen of the examples
+    def _adopt(self, own: Group, group: Group) -> None:
+        group.setdefault("weight_decay", 0.0)  # saved before there was such a setting
+        super()._adopt(own, group)
 
     def watch(
         self,
@@ -169,33 +210,36 @@ class WeightUncertainty(UncertainBase):
         reduction: Literal["mean", "sum"] = "mean",
         generator: torch.Generator | None = None,
     ) -> Examples:
-        """Collect what each step needs of the examples, from the model's own passes.
+        """Collect statistics of the examples during the model's own forward and backward passes.
 
-        Call it once, before training; the loop stays as it is. It counts the examples of a batch, sums the
-        squares of their gradients while the batch goes back, and with ``curvature="ggn"`` sends a
-        random slope of the outputs back along with each pass. Under `torch.distributed` the squares are averaged over
-        all processes. A gradient that is scaled for half precision would scale the squares: leave scalers out.
+        Call it once, before training; the loop stays as it is. It counts the examples of a batch,
+        sums the squares of their gradients during the backward pass, and with ``curvature="ggn"``
+        sends a random gradient of the outputs back along with each pass. Under `torch.distributed`
+        the squares are averaged over all processes. Do not use gradient scalers: they would scale
+        the squares, too.
 
         Args:
             model: The module whose outputs go into the loss.
-            loss: The loss, needed for ``"ggn"``: ``"cross_entropy"``, ``"binary_cross_entropy"`` (with logits),
-                ``"mse"``, or a function; see `lossnav.optim.torch.Examples`.
-            reduction: Whether the loss is the ``"mean"`` over a batch or the ``"sum"``; gradients of a sum are
-                divided by the number of examples.
-            generator: Draws the signs of the slopes.
+            loss: The loss, needed for ``"ggn"``: ``"cross_entropy"``, ``"binary_cross_entropy"``
+                (with logits), ``"mse"``, or a function from the outputs to a random gradient of the
+                loss whose covariance is the loss's curvature.
+            reduction: Whether the loss is the ``"mean"`` over a batch or the ``"sum"``; gradients
+                of a sum are divided by the number of examples. If the loss is named and is a
+                cross-entropy, the first batch is compared with it, and warns.
+            generator: Random number generator for ``"ggn"``.
 
         Returns:
-            The watch, which `remove` ends; it may be used with ``with``.
+            A handle whose ``remove()`` ends the collection; it is a context manager, too.
         """
         ggn = any(group["curvature"] == "ggn" for group in self.param_groups)
         if ggn and loss is None:
             raise ValueError(
-                'curvature="ggn" is how the loss bends along the outputs, so it must know the loss: give for '
-                'instance loss="cross_entropy".'
+                'curvature="ggn" is the curvature of the loss along the outputs, so it must know '
+                'the loss: give for instance loss="cross_entropy".'
             )
         if self._examples is not None:
             self._examples.remove()
-        examples = Examples(model, loss if ggn else None, reduction=reduction, generator=generator)
+        examples = Examples(model, loss, reduction=reduction, curvature=ggn, generator=generator)
         self._examples = examples
         return examples
 
@@ -206,7 +250,7 @@ class WeightUncertainty(UncertainBase):
         *,
         batch_size: int,
     ) -> None:
-        """Hand over, for the next step, what `watch` would have found.
+        """Pass the statistics for the next step that `watch` would collect.
 
         Args:
             squares: For each parameter, the mean over examples of the squared gradient.
@@ -215,24 +259,23 @@ class WeightUncertainty(UncertainBase):
         """
         self._observed = squares or {}, curvature or {}, checks.positive("batch_size", batch_size)
 
-    # What is believed
-
     def variance(self, parameter: Tensor) -> Tensor:
-        """v of each weight of a parameter: what is believed now, and the prior's before its first step."""
+        """The variance of each weight of a parameter; before its first step, that of the prior."""
         for group in self.param_groups:
             if any(other is parameter for other in group["params"]):
                 state = self.state.get(parameter) or self._fresh(parameter, group)
-                return 1 / (state["weight"] * state["curvature"] + 1 / state["prior_variance"])
+                return variance(state)
         raise ValueError(
-            f"A parameter of shape {tuple(parameter.shape)} is not of this optimizer: its variance is unknown."
+            f"A parameter of shape {tuple(parameter.shape)} is not of this optimizer: its variance "
+            "is unknown."
         )
 
     @contextmanager
     def sample(self, generator: torch.Generator | None = None) -> Iterator[None]:
-        """Draw all weights from N(mu, v) while it lasts, and put the means back.
+        """Context manager that draws all weights from N(mu, v), and restores the means at its end.
 
-        The spread of outputs over several draws is what the learner does not know about them.
-        Parameters without a step so far keep their values.
+        The spread of outputs over several draws measures their uncertainty. Parameters without a
+        step so far keep their values.
         """
         known = [p for group in self.param_groups for p in group["params"] if self.state.get(p)]
         kept = [p.detach().clone() for p in known]
@@ -251,3 +294,241 @@ class WeightUncertainty(UncertainBase):
             with torch.no_grad():
                 for p, mean in zip(known, kept, strict=True):
                     p.copy_(mean)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; returns the value of ``closure``, which recomputes the loss, if given."""
+        try:
+            return super().step(closure)
+        finally:
+            self._observed, self._now = None, []
+            if self._examples is not None:
+                self._examples.clear()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
+        home = theta.device if group["capturable"] else None
+        like: Any = {"dtype": state_dtype(theta), "memory_format": torch.preserve_format}
+        kind = like["dtype"].to_real() if like["dtype"].is_complex else like["dtype"]
+        rows = group["reset"] is not None and theta.ndim > 1
+        if rows and is_sharded(theta):
+            raise ValueError("Units of sharded parameters cannot be reset: leave reset=None.")
+        zero = torch.zeros((), dtype=kind, device=home)
+        zeros = torch.zeros_like(theta, requires_grad=False, **like)
+        start = theta.detach().to(like["dtype"], copy=True)
+        return {
+            "step": new_step(home),
+            "curvature": zeros,
+            "prior_mean": start.clone(),
+            "start": start,
+            "average": zeros.clone() if _rule(group).keeps_average else zero.clone(),
+            "prior_variance": zero + self._prior(theta, group),
+            "weight": zero.clone(),
+            "signal": zero.clone(),
+            "scatter": zero.clone(),
+            "age": torch.zeros(len(theta), dtype=kind, device=theta.device)
+            if rows
+            else zero.clone(),
+        }
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _prior(self, theta: Tensor, group: Group) -> float:
+        """The prior variance of a parameter; see the class."""
+        if group["prior_variance"] is not None:
+            return float(group["prior_variance"])
+        if theta.is_meta:
+            return 1.0  # nothing is known of it
+        place = next(i for i, other in enumerate(group["params"]) if other is theta)
+        order = [*range(place, -1, -1), *range(place + 1, len(group["params"]))]
+        for i in order:
+            other = group["params"][i]
+            held = self.state.get(other)
+            if other.ndim > 1 and held:
+                return float(held["prior_variance"])
+            if other.ndim > 1 and _mean_square(other) > 0:
+                return _mean_square(other)
+        return _mean_square(theta) or 1.0
+
+    def _here(self, batch: Batch) -> Batch:
+        group, params, grads, columns = batch
+        return group, local(params), local(grads), [local(column) for column in columns]
+
+    def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
+        good = super()._judge(batches, shards, over)
+        if good:
+            self._prepare(batches)
+        return good
+
+    def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
+        ok = super()._judge_traced(batches)
+        self._prepare(batches)
+        return ok
+
+    def _prepare(self, batches: list[Batch]) -> None:
+        """Collect the statistics of the examples and q of each layer, before anything changes."""
+        balanced = [batch for batch in batches if batch[0]["balance"]]
+        signal, scatter = ([t for batch in balanced for t in batch[3][i]] for i in (7, 8))
+        qs: Iterator[Any] = iter(())
+        held: Iterator[tuple[float, float]] = iter(())
+        if any(traced(batch[0]) for batch in batches):
+            if signal:
+                qs = iter(signal_shares(stacked(signal), stacked(scatter)).unbind())
+        else:
+            pairs = [(s.item(), n.item()) for s, n in zip(signal, scatter, strict=True)]
+            qs, held = iter(signal_shares(*np.array(pairs).reshape(-1, 2).T).tolist()), iter(pairs)
+        self._now = []
+        for group, params, _, columns in batches:
+            q = [next(qs) if group["balance"] else 1.0 for _ in params]
+            averages = list(islice(held, len(params))) if group["balance"] else []
+            seen = self._statistics(group, params)
+            size = self._batch(group)
+            now = GroupStep(group, _rule(group), params, seen, q, size, averages)
+            _check_memory(now, columns)
+            self._now.append(now)
+
+    def _batch(self, group: Group) -> float:
+        told = group["batch_size"]
+        if self._observed is not None:
+            counted = self._observed[2]
+        elif self._examples is not None and self._examples.count:
+            counted = float(self._examples.count * _processes())
+        elif told is None:
+            raise RuntimeError(
+                f"{BATCH_UNKNOWN}: give batch_size=..., or call optimizer.watch(model) before "
+                "training, which counts them."
+            )
+        else:
+            counted = float(told)
+        if not (self._compared or torch.compiler.is_compiling()):
+            self._compare(counted, told, _rule(group))
+        return counted
+
+    def _compare(self, counted: float, told: float | None, rule: UncertainWeightsRule) -> None:
+        """Warn, once, if the first batch contradicts what was said of it, or says too little."""
+        self._compared = True
+        if told is not None and counted not in (told, told * _processes()):
+            warnings.warn(
+                f"{counted:.0f} examples were counted where batch_size is {told:.6g}: the count is "
+                "used. Leave batch_size out.",
+                stacklevel=6,
+            )
+        weights = sum(p.numel() for group in self.param_groups for p in group["params"])
+        doubt = rule.doubt(counted, weights)
+        if doubt:
+            warnings.warn(doubt, stacklevel=6)
+
+    def _statistics(self, group: Group, params: list[Tensor]) -> Statistics:
+        kind, watch = group["curvature"], self._examples
+        found: Statistics = []
+        for theta in params:
+            squares: Tensor | None = None
+            curvature: Tensor | None = None
+            if self._observed is not None:
+                squares, curvature = (part.get(theta) for part in self._observed[:2])
+            elif watch is not None and watch.count:
+                squares, curvature = watch.squares(theta), watch.curvature(theta)
+            wanted = {"fisher": squares, "ggn": curvature}.get(kind)
+            if kind != "squared-batch" and wanted is None:
+                raise RuntimeError(
+                    f'curvature="{kind}" needs statistics of the examples, but there are none for '
+                    f"a parameter of shape {tuple(theta.shape)}: call optimizer.watch(model, loss) "
+                    "once, before training."
+                )
+            if is_sharded(theta) and squares is not None:
+                raise RuntimeError(
+                    "Squares of examples are not available for sharded parameters: use "
+                    'curvature="squared-batch".'
+                )
+            found.append((squares, wanted))
+        if watch is not None and watch.count:
+            _over_processes(found)
+        return found
+
+    def _update(self, batch: Batch, ok: Tensor | None) -> None:
+        group, params, _, columns = batch
+        now = next(now for now in self._now if now.group is group)
+        layers = self._kernel_layers(batch) if self._fused(group, ok) else None
+        advance(now, (group, params, self._gradients(batch), columns), layers, ok)
+
+    def _fused(self, group: Group, ok: Tensor | None) -> bool:
+        if ok is not None or traced(group) or group["inertia"] or group["noise"]:
+            return False
+        if group["fused"] is None:
+            return group["foreach"] is None and kernels() is not None
+        return bool(group["fused"])
+
+    def _kernel_layers(self, batch: Batch) -> KernelLayers:
+        group, params, _, columns = batch
+        held = [params, *columns[1:5]]
+        if self._layers is None:
+            self._layers = {}
+        layers = self._layers.get(id(group))
+        if layers is None or not layers.match(held):
+            layers = self._layers[id(group)] = KernelLayers(held)
+        return layers
+
+    def _gradients(self, batch: Batch) -> list[Tensor]:
+        """Gradients of the mean loss, to be descended; scaled in the precision of the state."""
+        sign = -1.0 if batch[0]["maximize"] else 1.0
+        watch = self._examples
+        if watch is not None and watch.count and watch.reduction == "sum":
+            sign /= watch.count
+        return batch[2] if sign == 1 else [grad.to(state_dtype(grad)) * sign for grad in batch[2]]
+
+
+def _rule(group: Group) -> UncertainWeightsRule:
+    values = (group["lr"], *(group[name] for name in SETTINGS))
+    return UncertainWeightsRule(*values) if traced(group) else _cached_rule(*values)
+
+
+@lru_cache(maxsize=64)
+def _cached_rule(*values: Any) -> UncertainWeightsRule:
+    return UncertainWeightsRule(*values)
+
+
+def _check_memory(now: GroupStep, columns: list[list[Tensor]]) -> None:
+    """Refuse settings that need what the state of some parameter does not have."""
+    rule = now.rule
+    for theta, average, age, (squares, _) in zip(
+        now.wholes, columns[4], columns[9], now.seen, strict=True
+    ):
+        if average.shape != theta.shape:
+            if rule.averages:
+                raise RuntimeError(
+                    "momentum was set after the first step of an optimizer that began without: no "
+                    "average of its gradients was kept. Make a new optimizer with momentum."
+                )
+            if rule.balance and squares is None:
+                raise RuntimeError(
+                    "balance without momentum needs the squares of the examples, or an average of "
+                    "the gradients from the first step on: pass squares to observe, or make a new "
+                    "optimizer with momentum or balance=False."
+                )
+        if rule.reset is not None and theta.ndim > 1 and not age.ndim:
+            raise RuntimeError(
+                "reset was set after the first step of an optimizer that began without: the ages "
+                "of its units were not counted. Make a new optimizer with reset."
+            )
+
+
+def _mean_square(theta: Tensor) -> float:
+    if not theta.numel() or theta.is_meta:
+        return 0.0
+    x = torch.view_as_real(theta.detach()) if theta.is_complex() else theta.detach()
+    return float(whole(x.to(state_dtype(x)).square().mean()))
+
+
+def _processes() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _over_processes(found: Statistics) -> None:
+    """Average over all processes, each of which has its own examples."""
+    count = _processes()
+    if count > 1:
+        import torch.distributed as dist
+
+        for tensor in {id(t): t for pair in found for t in pair if t is not None}.values():
+            dist.all_reduce(tensor)
+            tensor /= count

@@ -1,193 +1,210 @@
-r"""One step of uncertain weights: curvature, variance, mean and prior, for one tensor or for lists.
-
-With K the weight of the loss and c = K/q^2 that of the curvature, the step on a tensor is
-
-.. math:: H\leftarrow H+\rho(O-H),\quad s=cH+1/v_0,\quad m\leftarrow m+a(g-m),\quad
-          \Delta=-\mathrm{clip}_{\sqrt{1/s}}\bigl(\alpha f\,[Km+\lambda(\mu-\mu_0)/v_0]/s\bigr),\quad
-          \mu\leftarrow\mu+\Delta,
-
-and then the prior follows. Inertia :math:`\iota` (:math:`\eta/\gamma^2`, with time in units of
-:math:`\gamma/\eta`) shortens what is fast: :math:`f=1/(\frac12+\sqrt{\frac14+\iota cH/s})`.
-"""
+"""The step of uncertain weights on tensors: by its rule, or by the kernel derived from that."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lossnav.optim.torch.base import Group
+from lossnav.optim.torch.base import Batch, Group, traced
+from lossnav.optim.torch.diagonal import _real, kernels
+from lossnav.optim.torch.shards import splits, totals
+from lossnav.rules.uncertain import (
+    MOST_CURVATURE,
+    Observed,
+    UncertainWeightsRule,
+    averaged,
+    scatter_of,
+)
 
-MOST = 1e28
-"""Curvature ends here, so that no product of it overflows in single precision."""
-
-
+COLUMNS = (
+    "step", "curvature", "prior_mean", "start", "average", "prior_variance", "weight", "signal",
+    "scatter", "age",
+)  # fmt: skip
+"""The state of a parameter; what a setting does not need is a single zero."""
+Columns = list[list[Tensor]]
+Statistics = list[tuple[Tensor | None, Tensor | None]]
+"""For each parameter, the squares of its examples' gradients and its measured curvature."""
 Sums = tuple[Any, Any] | None
-"""Sums over a layer, of the signal with its noise and of the noise; None if they are not wanted."""
+"""Sums over a layer, of the signal with its noise and of the noise; None where not measured."""
 
 
-@dataclass
-class Layer:
-    """One tensor with its memory and what was seen of it; views of the caller's memory."""
+class GroupStep(NamedTuple):
+    """What the step of a group needs, collected before anything changes."""
 
-    x: Tensor
-    grad: Tensor
-    curvature: Tensor
-    prior: Tensor
-    start: Tensor
-    average: Tensor | None  # of the gradients before
-    seen: Tensor | None  # curvature that was measured; None takes squares of the gradient
-    squares: Tensor | None
+    group: Group
+    rule: UncertainWeightsRule
+    wholes: list[Tensor]  # the parameters, sharded or not
+    seen: Statistics
+    q: list[Any]
+    batch_size: float
+    averages: list[tuple[float, float]]  # of signal and scatter; empty if values cannot be read
 
 
-def gentle(inertia: float) -> float:
-    """The rate at the balance, in units of that without inertia."""
-    return 1 / (0.5 + math.sqrt(0.25 + inertia))
+class KernelLayers:
+    """The tensors of a group that the kernel can take, as flat arrays kept from step to step.
 
-
-def gain(group: Group, steps: Any, q: Any) -> Any:
-    r"""The gain a of the average m of gradients after so many steps: :math:`(1-\beta)q`, within 1 and, for a plain mean
-    of the first ones, 1/t. What is mostly noise is averaged for longer; without momentum nothing is."""
-    if not group["momentum"]:
-        return 1.0
-    a = (1 - group["momentum"]) * q
-    if isinstance(steps, Tensor):
-        return torch.maximum(torch.as_tensor(a).clamp(max=1).to(steps), 1 / (steps + 1))
-    return max(min(a, 1.0), 1 / (steps + 1))
-
-
-def followed(group: Group, batch: float) -> float:
-    r"""How far the prior's mean follows in a step: :math:`e_0\sqrt B`, the gain of a filter for what wanders and is seen
-    through the noise of B examples."""
-    return min(1.0, group["prior_rate"] * math.sqrt(batch))
-
-
-def advance(
-    group: Group, layer: Layer, lr: Any, K: Any, c: Any, v0: Any, batch: Any, a: Any,
-    ok: Tensor | None,
-) -> Sums:  # fmt: skip
-    """Take the step of one tensor in place; returns the sums for its share of signal."""
-    x, g = layer.x.to(layer.curvature.dtype), layer.grad
-    inertia = group["inertia"]
-    bending = g * g * batch if layer.seen is None else layer.seen
-    H = layer.curvature + group["curvature_rate"] * gentle(inertia) * (bending - layer.curvature)
-    H = H.clamp(max=MOST)
-    s = c * H + 1 / v0
-    m = g if layer.average is None or not group["momentum"] else layer.average.lerp(g, a)
-    force = m + group["pull"] / (K * v0) * (x - layer.prior)
-    length: Any = lr * K
-    if inertia:
-        bend = c * H / s
-        f = 1 / (0.5 + (0.25 + inertia * bend).sqrt())
-        length = lr * K * f
-    room = s.rsqrt()
-    move = torch.maximum(torch.minimum(-length * (force / s), room), -room)
-    if inertia and group["volatility"]:
-        # mu'^2/v over the step is -move * force * f: a mean that runs makes its curvature old.
-        push = -move * force * K * f * inertia / (1 + 3 * inertia * bend * f)
-        H = H / (1 + group["volatility"] * push)
-    if group["noise"]:
-        move = move + group["noise"] * (2 * length / K / s).sqrt() * torch.randn_like(move)
-    moved = x + move
-    prior = layer.prior + followed(group, batch) * (moved - layer.prior)
-    prior = prior - group["return_rate"] * (layer.prior - layer.start)
-    sums = _sums(layer, s, batch) if group["balance"] else None
-    for held, new in ((layer.x, moved), (layer.curvature, H), (layer.prior, prior)):
-        held.copy_(new if ok is None else torch.where(ok, new, held.to(new.dtype)))
-    if layer.average is not None:
-        layer.average.copy_(m if ok is None else torch.where(ok, m, layer.average))
-    return sums
-
-
-def advance_lists(
-    group: Group, layers: list[Layer], lr: float, K: float, cs: list[float], v0s: list[float],
-    batch: float, gains: list[float],
-) -> list[Sums]:  # fmt: skip
-    """The same for many tensors of one type at once, without inertia and noise."""
-    hs, gs, priors = ([getattr(a, n) for a in layers] for n in ("curvature", "grad", "prior"))
-    xs = [layer.x for layer in layers]
-    wide = xs if xs[0].dtype == hs[0].dtype else [x.to(hs[0].dtype) for x in xs]
-    rate = group["curvature_rate"]
-    torch._foreach_mul_(hs, 1 - rate)
-    if layers[0].seen is None:
-        torch._foreach_addcmul_(hs, gs, gs, value=rate * batch)
-    else:
-        torch._foreach_add_(hs, [layer.seen for layer in layers], alpha=rate)
-    torch._foreach_clamp_max_(hs, MOST)
-    s = torch._foreach_mul(hs, cs)
-    torch._foreach_add_(s, [1 / v0 for v0 in v0s])
-    wanted = zip(layers, s, strict=True) if group["balance"] else ()
-    sums = [_sums(layer, precision, batch) for layer, precision in wanted] or [None] * len(layers)
-    believed = gs
-    kept = [
-        (layer.average, layer.grad, a)
-        for layer, a in zip(layers, gains, strict=True)
-        if layer.average is not None
-    ]
-    if kept:
-        averages, new, rates = (list(column) for column in zip(*kept, strict=True))
-        if group["momentum"]:
-            torch._foreach_lerp_(averages, new, rates)
-            believed = [
-                g if layer.average is None else layer.average
-                for layer, g in zip(layers, gs, strict=True)
-            ]
-        else:
-            torch._foreach_copy_(averages, new)
-    move = torch._foreach_sub(wide, priors)
-    torch._foreach_mul_(move, [group["pull"] / (K * v0) for v0 in v0s])
-    torch._foreach_add_(move, believed)
-    torch._foreach_div_(move, s)
-    torch._foreach_mul_(move, -lr * K)
-    torch._foreach_sqrt_(s)
-    torch._foreach_reciprocal_(s)
-    torch._foreach_minimum_(move, s)
-    torch._foreach_neg_(s)
-    torch._foreach_maximum_(move, s)
-    torch._foreach_add_(wide, move)
-    e0, e1 = followed(group, batch), group["return_rate"]
-    torch._foreach_mul_(priors, 1 - e0 - e1)
-    torch._foreach_add_(priors, wide, alpha=e0)
-    if e1:
-        torch._foreach_add_(priors, [layer.start for layer in layers], alpha=e1)
-    if wide is not xs:
-        torch._foreach_copy_(xs, wide)
-    return sums
-
-
-def _sums(layer: Layer, s: Tensor, batch: Any) -> Sums:
-    r""":math:`\sum v g^2` and the part of it that is noise.
-
-    With the squares Q of each example, :math:`\sum v(Q-g^2)/(B-1)`. Without, from the average m of the gradients
-    before: its noise is another, so :math:`\sum v\,g_tm_{t-1}` is signal alone.
+    Args:
+        held: Lists of parameters, curvatures, prior means, starts and average gradients.
     """
-    if layer.squares is None and layer.average is None:
-        return None
-    weighed = layer.grad / s
-    signal = (weighed * layer.grad).sum()
-    if layer.squares is not None:
-        return signal, ((layer.squares / s).sum() - signal) / max(batch - 1, 1)
-    return signal, signal - (weighed * layer.average).sum()
+
+    def __init__(self, held: list[list[Tensor]]) -> None:
+        self.tensors = [t for column in held for t in column]
+        self.addresses = [t.data_ptr() for t in self.tensors]
+        rows = list(zip(*held, strict=True))
+        self.chosen = [i for i, row in enumerate(rows) if _is_plain(row[:4])]
+        self.others = [i for i in range(len(rows)) if i not in self.chosen]
+        self.changed = [t for i in self.chosen for t in rows[i]]
+        self.arrays = [tuple(map(kernels().flat, rows[i])) for i in self.chosen]
+
+    def match(self, held: list[list[Tensor]]) -> bool:
+        """Whether these are the same tensors at the same addresses."""
+        tensors = [t for column in held for t in column]
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return same and [t.data_ptr() for t in tensors] == self.addresses
 
 
-def redraw(
-    group: Group, layers: list[Layer], columns: list[list[Tensor]], ok: Tensor | None
+def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tensor | None) -> None:
+    """Take the step of a group in place; where ``ok`` is False nothing changes."""
+    _, params, grads, columns = batch
+    sums: list[Sums] = [None] * len(params)
+    times = [] if ok is not None or traced(now.group) else [step.item() for step in columns[0]]
+    if layers is not None and layers.chosen:
+        _run_kernel(now, layers, columns, grads, sums, times)
+    for i in range(len(params)) if layers is None else layers.others:
+        sums[i] = _move(now, i, params[i], grads[i], columns, ok)
+    _average_sums(now, columns, sums, ok, times)
+    for i, step in enumerate(columns[0]):
+        if times:
+            step.fill_(times[i] + 1)  # quicker than a sum
+        else:
+            step += 1 if ok is None else ok.to(step.device)
+    for i, theta in enumerate(params):
+        if columns[9][i].ndim and now.rule.reset is not None:
+            x, at = _real([theta])[0], theta.device
+            state = {name: t.to(at) for name, t in _state(columns, i).items()}
+            wide = x.to(state["curvature"].dtype)
+            drawn, age = now.rule.redrawn(wide, state, torch.randn_like)
+            _store(x, drawn, ok)
+            _store(columns[9][i], age, ok)
+
+
+def _move(
+    now: GroupStep, i: int, theta: Tensor, grad: Tensor, columns: Columns, ok: Tensor | None
+) -> Sums:
+    """Take the step of one tensor by the rule; returns the sums for its share of signal."""
+    rule, q, held = now.rule, now.q[i], _state(columns, i)
+    x, g = _real([theta, grad])
+    H = held["curvature"]
+    squares, curvature = (None if t is None else t.to(H) for t in now.seen[i])
+    seen = Observed(now.batch_size, squares if rule.balance else None, curvature)
+    state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in held.items()}
+    if not (rule.averages or (rule.balance and squares is None)):
+        del state["average"]
+    q = q.to(H) if isinstance(q, Tensor) else q
+    wide = x.to(H.dtype)
+    move, kept, sums = rule.move(g.to(H.dtype), state, wide, q, seen, torch.randn_like)
+    _store(x, wide + move, ok)
+    for name in ("curvature", "prior_mean", "average", "weight"):
+        if name in kept:
+            _store(held[name], kept[name], ok)
+    return sums
+
+
+def _run_kernel(
+    now: GroupStep,
+    layers: KernelLayers,
+    columns: Columns,
+    grads: list[Tensor],
+    sums: list[Sums],
+    times: list[float],
 ) -> None:
-    """Draw free units anew from their prior."""
-    for i, layer in enumerate(layers):
-        age = columns[9][i]
-        if not age.ndim:
-            continue
-        v0, rest = columns[5][i].to(age.device), tuple(range(1, layer.x.ndim))
-        share = 1 / (columns[6][i].to(age.device) * layer.curvature * v0 + 1)
-        age += 1
-        free = (share.mean(rest) >= group["reset"]) & (age * group["curvature_rate"] > 1)
-        if ok is not None:
-            free = free & ok.to(free.device)
-        drawn = layer.prior + v0.sqrt() * torch.randn_like(layer.prior)
-        mask = free.reshape(-1, *(1 for _ in rest))
-        layer.x.copy_(torch.where(mask, drawn, layer.x.to(drawn.dtype)))
-        age.copy_(torch.where(free, 0.0, age))
+    """Take the steps of some tensors by the kernel; their sums go into ``sums``."""
+    kernel, chosen, rule, B = kernels(), layers.chosen, now.rule, now.batch_size
+    K, lr, pull, averages = rule.k * B, float(rule.dt), rule.pull, rule.averages
+    rate, follow, back = rule.curvature_rate, rule.prior_gain(B), rule.return_rate
+    tensors, numbers = [], []
+    for i, (x, *memory, average) in zip(chosen, layers.arrays, strict=True):
+        q, v0, dtype = now.q[i], columns[5][i].item(), columns[1][i].dtype
+        squares, curvature = now.seen[i]
+        g, bend, square = (
+            x[:0] if t is None else kernel.flat(t.to(dtype).contiguous())
+            for t in (grads[i], curvature, squares if rule.balance else None)
+        )
+        average = average if averages or (rule.balance and squares is None) else x[:0]
+        tensors.append((x, g, *memory, average, bend, square))
+        c = K / q**2
+        columns[6][i].fill_(c)
+        numbers.append((
+            1 - rate, rate * B, rate, MOST_CURVATURE, c, 1 / v0, pull / (K * v0), lr * K,
+            rule.gain(times[i], q), averages, 1 - follow - back, follow, back,
+            1 - lr * rule.weight_decay,
+        ))  # fmt: skip
+    found = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=2).tolist()
+    # Autograd must know of the change: it refuses a backward pass that needs the old values.
+    torch.autograd.graph.increment_version(layers.changed)
+    for i, arrays, (signal, other) in zip(chosen, tensors, found, strict=True):
+        if rule.balance and len(arrays[5]) + len(arrays[7]) >= len(arrays[0]):
+            sums[i] = signal, scatter_of(signal, other, now.seen[i][0] is None, B)
+
+
+def _average_sums(
+    now: GroupStep, columns: Columns, sums: list[Sums], ok: Tensor | None, times: list[float]
+) -> None:
+    """Average the sums of this step, from which q is taken."""
+    known = (p is not None and not now.wholes[i].is_meta for i, p in enumerate(sums))
+    chosen = [i for i, here in enumerate(known) if here]
+    if not chosen:
+        return
+    rule, B = now.rule, now.batch_size
+    paired = [float(now.seen[i][0] is None) for i in chosen]
+    over = splits([now.wholes[i] for i in chosen])
+    if times and now.averages and not over:
+        for i, pair in zip(chosen, paired, strict=True):
+            gain = rule.signal_gain(times[i], pair, B)
+            for j, old, new in zip((7, 8), now.averages[i], sums[i], strict=True):  # type: ignore[arg-type]
+                columns[j][i].fill_(averaged(old, float(new), gain))
+        return
+    steps = stacked([columns[0][i] for i in chosen])
+    gain = rule.signal_gain(steps, torch.tensor(paired).to(steps), B)
+    averages = [columns[j][i] for j in (7, 8) for i in chosen]
+    found = [sums[i][part] for part in (0, 1) for i in chosen]  # type: ignore[index]
+    old, new = (stacked(values).reshape(2, len(chosen)) for values in (averages, found))
+    values = averaged(old, totals(over, new), gain).reshape(-1)
+    for average, value in zip(averages, values, strict=True):
+        _store(average, value, ok)
+
+
+def _state(columns: Columns, i: int) -> dict[str, Tensor]:
+    """The state of one parameter by the rule's names, complex numbers as pairs of reals."""
+    names = ("t", *COLUMNS[1:])
+    return dict(zip(names, _real([column[i] for column in columns]), strict=True))
+
+
+def _store(held: Tensor, new: Tensor, ok: Tensor | None) -> None:
+    if new.is_meta and not held.is_meta:
+        return  # a number beside a meta tensor, which has none
+    if ok is not None:
+        new = torch.where(ok.to(new.device), new, held.to(new))
+    held.copy_(new)
+
+
+def _is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are contiguous memory of one precision on a CPU, and nothing else."""
+    kinds = {(t.dtype, t.device.type, t.is_contiguous()) for t in tensors}
+    plain = all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return plain and len(kinds) == 1 and kinds <= _PLAIN
+
+
+_PLAIN = {(torch.float32, "cpu", True), (torch.float64, "cpu", True)}
+
+
+def stacked(tensors: Sequence[Any]) -> Tensor:
+    tensors = [torch.as_tensor(t) for t in tensors]
+    home = tensors[0].device
+    wide = torch.float32 if home.type == "mps" else torch.float64
+    return torch.stack([t.to(home, wide) for t in tensors])

@@ -1,0 +1,125 @@
+"""Which parameters of a model belong together: by name and shape, for PyTorch and optax alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from lossnav._base import checks
+
+ROLES = ("matrices", "heads", "embeddings", "vectors")
+"""The groups of a model: weights inside, weights of the output, tables, and biases and norms."""
+DECAYED = ("matrices", "heads")
+"""Roles with weight decay."""
+OURS = ("navigator", "kronecker", "uncertain", "ballistic")
+OF_MATRICES = ("kronecker", "muon", "soap")
+"""Optimizers whose rule is about whole matrices."""
+
+_WEIGHTS = {"kernel", "w", "weight", "weights"}
+_VECTORS = {"b", "beta", "gain", "gamma", "offset", "scale"}
+_TABLE = re.compile(r"embed|^(wte|wpe)$|(^|_)(tokens?|pos|position|positions)($|_)")
+_HEAD = re.compile(r"^((lm|cls|class|classification|output)_?)?heads?$|^(classifier|logits|score)$")
+
+
+class Row(NamedTuple):
+    """One group of parameters, as the table shows it."""
+
+    name: str
+    tensors: int
+    parameters: int
+    rule: str = "-"
+    decay: float | None = None
+    state: int | None = None
+    """Bytes of the optimizer's state."""
+
+
+def rule_name(name: str, zoo: Iterable[str]) -> str:
+    """A name that `create` knows, in lower case; ``zoo`` are the names of known optimizers."""
+    return checks.choice("optimizer", name.lower(), [*OURS, *(other.lower() for other in zoo)])
+
+
+def named_head(path: Sequence[str]) -> bool:
+    """Whether a module on the path of a parameter has a name that output layers have."""
+    return any(_HEAD.search(part.lower()) for part in path[:-1])
+
+
+def role(path: Sequence[str], shape: Sequence[int]) -> str:
+    """The role of a parameter by its path in the model and its shape.
+
+    Examples:
+        >>> role(["layer", "kernel"], (4, 3)), role(["layer", "bias"], (3,))
+        ('matrices', 'vectors')
+        >>> role(["wte", "weight"], (50, 3)), role(["cls_token"], (1, 1, 3))
+        ('embeddings', 'vectors')
+    """
+    own, near = path[-1].lower(), [part.lower() for part in path[-2:]]
+    weight = own in _WEIGHTS
+    if "bias" in own or own in _VECTORS or "norm" in near[0] or len(shape) < 2:
+        return "vectors"
+    if own not in ("kernel", "w") and any(_TABLE.search(part) for part in near):
+        return "embeddings" if sum(n > 1 for n in shape) > 1 else "vectors"
+    if not weight and sum(n > 1 for n in shape) < 2:
+        return "vectors"
+    return "heads" if named_head(path) else "matrices"
+
+
+def overridden(found: dict[str, str], roles: Mapping[str, str] | None) -> dict[str, str]:
+    """The role of each parameter where ``roles``, by patterns of names, has the last word."""
+    for pattern, given in (roles or {}).items():
+        checks.choice("role", given, ROLES)
+        matched = [name for name in found if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ValueError(
+                f"No trainable parameter matches {pattern!r} in roles; names are like "
+                f"{next(iter(found), '')!r}."
+            )
+        found = found | dict.fromkeys(matched, given)
+    return found
+
+
+def refuse_diagonal(name: str, count: int) -> None:
+    """Raise because a rule about matrices has none to work on."""
+    raise ValueError(
+        f"None of the {count} trainable parameters is a matrix that {name!r} can use, so it would "
+        "be a diagonal rule: are they flattened (FSDP1, DeepSpeed)? Use fully_shard (FSDP2), which "
+        "keeps shapes, or 'navigator'."
+    )
+
+
+def table(name: str, rows: Sequence[Row], *, whole: bool = True) -> str:
+    """The groups as a small table; ``whole`` is False if state is shared out over processes.
+
+    Examples:
+        >>> print(table("navigator", [Row("vectors", 2, 1000, "Navigator", 0.0, 8000)]))
+        navigator: 1,000 trainable parameters, 8.0 kB of state
+        group    tensors  parameters  rule       decay  state
+        vectors  2        1,000       Navigator  0      8.0 kB
+    """
+    trained = [row for row in rows if row.state is not None]
+    total = sum(row.state or 0 for row in trained)
+    lines = [("group", "tensors", "parameters", "rule", "decay", "state")]
+    lines += [
+        (
+            row.name,
+            f"{row.tensors:,}",
+            f"{row.parameters:,}",
+            row.rule,
+            "-" if row.decay is None else f"{row.decay:.6g}",
+            "-" if row.state is None else _bytes(row.state),
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    cells = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    title = (
+        f"{name}: {sum(row.parameters for row in trained):,} trainable parameters, "
+        f"{_bytes(total)} of state{'' if whole else ' over all processes'}"
+    )
+    return "\n".join([title, *cells])
+
+
+def _bytes(size: int) -> str:
+    power = min((len(str(size)) - 1) // 3, 3)
+    return f"{size / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB')[power]}"

@@ -1,1 +1,0 @@
-"""The diagonal family in a basis that is learned for each matrix."""

@@ -1,0 +1,201 @@
+r"""HorizonRule: the optimal step when learning ends at a known time.
+
+Near theta the loss is L = g.x + x.H.x/2, and a time tau is left. The optimal velocity depends on
+tau: at a distance x from the minimum, in one dimension and without discount,
+
+.. math:: \dot x=-\sqrt{\eta kh}\,\tanh(\sqrt{\eta kh}\,\tau)\,x, \qquad
+          \dot x=-\frac{x}{\tau+1/(\eta kh)},
+
+for a loss that counts all the time, and for one that counts only at the end. So the rule brings its
+own schedule. Both are scalar functions of curvature (`lossnav.solvers.curvature.horizon_gain` and
+`terminal_gain`); with drift, or with a loss of both kinds, the step is that of the exact path of
+`lossnav.solvers.riccati.two_point`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+from scipy import linalg
+
+from lossnav._base import checks
+from lossnav.problem.geometry import as_drift
+from lossnav.problem.landscapes import Loss
+from lossnav.problem.objective import QuadraticForm
+from lossnav.rules.arrays import array_namespace, like, to_numpy
+from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.gains import known
+from lossnav.rules.local import (
+    admitted,
+    check_constants,
+    check_policy,
+    in_words,
+    initial,
+    lower_bound,
+    observed,
+)
+from lossnav.rules.operators import dense, in_metric
+from lossnav.rules.sources import as_source
+from lossnav.solvers.curvature import horizon_gain, terminal_gain
+from lossnav.solvers.riccati.feedback import scale
+from lossnav.solvers.riccati.two_point import TwoPoint, UnboundedError
+
+
+@dataclass(frozen=True)
+class HorizonRule(Rule):
+    r"""The optimal step for a quadratic model of the loss and a finite horizon.
+
+    The state counts the steps, so that step t plans for the time ``horizon - t * dt`` that is left;
+    ``dt`` must stay the same. The last step is shortened to end at the horizon. **Beyond the
+    horizon each step is zero**: no motion is optimal where nothing is left to gain.
+
+    Without drift and ``terminal`` the step is elementwise, or one eigendecomposition, and can be
+    traced; with either, each step solves dense equations in float64, for up to some hundred
+    coordinates.
+
+    Args:
+        dt: Step size (time between steps), zero or more.
+        curvature: As in `LocalRule`.
+        horizon: Time from the first step to the end, positive.
+        metric: G, as in `LocalRule`; Euclidean by default.
+        drift: As in `DriftedRule`; none by default.
+        eta: Learning rate, positive.
+        k: Weight of the loss, positive.
+        gamma: Discount rate, zero or more.
+        negative: Policy for curvature below :math:`-\gamma^2/(4\eta k)`, or below zero for a loss
+            at the end, as in `LocalRule`.
+        at_end: Whether the loss counts only at the end, not all the time.
+        terminal: A cost of the last point besides the loss, with derivatives of its own.
+
+    Examples:
+        >>> rule = HorizonRule(0.5, curvature=np.array([4.0]), horizon=1.0, at_end=True)
+        >>> theta = np.array([1.0])
+        >>> state = rule.init(theta)
+        >>> for _ in range(3):
+        ...     step, state = rule.update(4 * theta, state, theta)
+        ...     theta = theta + step
+        ...     print(theta.round(4))  # straight to 1/(1 + 4 T), and no further
+        [0.6]
+        [0.2]
+        [0.2]
+    """
+
+    curvature: Any
+    horizon: float
+    metric: Any = None
+    drift: Any = None
+    eta: float = 1.0
+    k: float = 1.0
+    gamma: float = 0.0
+    negative: str | float = "lift"
+    at_end: bool = False
+    terminal: Loss | None = None
+
+    def __post_init__(self) -> None:
+        check_constants(self)
+        object.__setattr__(self, "horizon", checks.positive("horizon", self.horizon))
+        if known(self.dt) and math.isinf(self.dt):
+            raise ValueError(
+                f"dt is infinite, but steps are counted up to the horizon {self.horizon:.6g}: use "
+                "dt=horizon to go there in one step."
+            )
+        object.__setattr__(self, "curvature", as_source(self.curvature))
+        if self.metric is not None:
+            object.__setattr__(self, "metric", as_source(self.metric))
+        object.__setattr__(self, "drift", as_drift(self.drift))
+        check_policy(self.negative, self.bound)
+
+    @property
+    def bound(self) -> float:
+        """Curvature, in units of the metric, from which on there is a best path without drift."""
+        return lower_bound(self.eta, self.k, 0.0 if self.at_end else self.gamma, 1.0)
+
+    def init(self, theta: Array) -> State:
+        xp = array_namespace(theta)
+        return initial(self, theta) | {"t": xp.zeros((), dtype=xp.int32, device=device(theta))}
+
+    def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
+        H, memory = observed("curvature", self.curvature, grad, state, theta)
+        G = None
+        if self.metric is not None:
+            G, more = observed("metric", self.metric, grad, state, theta)
+            memory |= more
+        left = self._left(state["t"], theta)
+        kept = memory | {"t": state["t"] + 1}
+        if self.drift is not None or self.terminal is not None:
+            return self._planned(H, G, grad, theta, float(left)), kept
+        xp = array_namespace(left)
+        dt = xp.minimum(left, self.dt * xp.ones_like(left))
+
+        def gain(h: Array) -> Array:
+            times = {"dt": like(dt, h), "left": like(left, h)}
+            form = terminal_gain if self.at_end else horizon_gain
+            return form(self._admitted(h), eta=self.eta, k=self.k, gamma=self.gamma, **times)
+
+        return -in_metric(H, G, gain, grad), kept
+
+    def _left(self, t: Array, theta: Array) -> Array:
+        """Time until the end; whole numbers of steps are counted without rounding error."""
+        xp = array_namespace(theta)
+        steps = self.horizon / self.dt if not known(self.dt) or self.dt else math.inf
+        if known(steps) and math.isfinite(steps) and abs(steps - round(steps)) <= 1e-9 * steps:
+            steps = round(steps)
+        if known(steps) and math.isinf(steps):
+            return xp.full((), self.horizon, dtype=theta.dtype, device=device(theta))
+        return xp.clip(steps - xp.astype(t, theta.dtype), min=0) * self.dt
+
+    def _admitted(self, h: Array) -> Array:
+        gamma = 0.0 if self.at_end else self.gamma
+        raised = admitted(h, self.negative, self.eta, self.k, gamma, 1.0)
+        return array_namespace(h).where(h < self.bound, raised, h)
+
+    def _planned(self, H: Any, G: Any, grad: Array, theta: Array, left: float) -> Array:
+        """The exact step in dense matrices, with drift or a terminal cost."""
+        point = to_numpy(theta).ravel()
+        if not left:
+            return like(np.zeros(theta.shape), theta)
+        none = np.zeros((len(point), len(point)))
+        metric = np.eye(len(point)) if G is None else dense(G)
+        h, Q = linalg.eigh(dense(H), metric)  # Q.T G Q = 1
+        bend = (
+            metric @ (Q * self._admitted(h)) @ Q.T @ metric if (h < self.bound).any() else dense(H)
+        )
+        slope, end = to_numpy(grad).ravel(), None
+        c, J = (0 * point, none) if self.drift is None else self.drift.jet(point, 1)
+        running = (0 * bend, 0 * slope) if self.at_end else (bend, slope)
+        form = QuadraticForm(
+            H=running[0], g=running[1], value=0.0, G=metric, J=J, c=c, center=point, eta=self.eta,
+            k=self.k, gamma=self.gamma,
+        )  # fmt: skip
+        S = scale(form).S
+        if self.at_end:
+            end = self.k * S.T @ slope, self.k * S.T @ bend @ S
+        elif self.terminal is not None:
+            _, g, curvature = self.terminal.jet(point)
+            end = S.T @ g, S.T @ curvature @ S
+        try:
+            between = TwoPoint(scale(form), left)
+            last = between.free_end(0 * point, end)
+        except UnboundedError as time:
+            raise ValueError(
+                f"J is unbounded below within the time {time}: curvature {h[0]:.6g} rewards "
+                f"endless motion in the time {left:.6g} that is left. Use a shorter horizon or a "
+                "larger gamma."
+            ) from None
+        moved, _ = between.states(0 * point, last, np.array([min(float(self.dt), left)]))
+        return like((S @ moved[0]).reshape(theta.shape), theta)
+
+    @property
+    def assumptions(self) -> str:
+        drift = "none"
+        if self.drift is not None:
+            name = type(self.drift).__name__
+            drift = f"{name}, linear near theta; only motion beside it has a price"
+        when = "the loss counts only at the end" if self.at_end else "the loss counts all the time"
+        if self.terminal is not None:
+            when += ", and the end has a cost of its own"
+        return f"{in_words(self, drift)}\n- horizon: {self.horizon:.6g} units of time; {when}"
