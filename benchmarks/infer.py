@@ -142,7 +142,7 @@ CASES = {
              soap(1e-3, (0.8, 0.9), 1e-3, 1)],
     "navigator": [adam_like(Navigator, None, gamma=0.5),
                   adam_like(Navigator, None, 1e-2, (0.95, 0.99), 0.1, gain="kalman", saturation=0, nesterov=False),
-                  adam_like(Navigator, None, 3e-3, (0.8, 0.98), gamma=1e-3, centred=True, nesterov=True)],
+                  adam_like(Navigator, None, 3e-3, (0.8, 0.98), gamma=1e-3, centered=True, nesterov=True)],
     "ballistic": [ballistic(5e-4, 0.999), ballistic(1e-2, 0.9), ballistic(1e-3, 0.99, 0.1)],
     "kronecker": [adam_like(KroneckerNavigator, "SOAP", 3e-3, (0.95, 0.95), structure="kronecker", saturation=0,
                             nesterov=False),

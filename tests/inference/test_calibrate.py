@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 from lossnav.inference import Estimate, calibrate, calibration
 from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
 from lossnav.inference.calibration.rehearsal import _probe, rehearse, rule_of
-from lossnav.inference.log.samples import lots_of
+from lossnav.inference.log.recorder import samples_of
 from lossnav.optim.torch import Navigator
 
 # The belief: gradients from the model with known constants.
@@ -249,8 +249,8 @@ def test_probes_are_the_diagonal_of_the_hessian():
     def loss(model, batch):
         return (model(batch[0]) - batch[1]).square().mean()
 
-    lots = lots_of(torch.optim.SGD(model.parameters()), 100, np.random.default_rng(0))
-    probes = np.array([_probe(model, lots, loss, (x, y)) for _ in range(300)])
+    samples = samples_of(torch.optim.SGD(model.parameters()), 100, np.random.default_rng(0))
+    probes = np.array([_probe(model, samples, loss, (x, y)) for _ in range(300)])
     names = [name for name, _ in model.named_parameters()]
 
     def value(*params):
@@ -403,7 +403,7 @@ def test_refusals():
     with pytest.raises(TypeError, match="optimizer must be an optimizer of PyTorch"):
         calibrate(model, loss, batches, optimizer=3)
     other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), momentum=0.9)
-    with pytest.raises(ValueError, match="parameters that the model has not"):
+    with pytest.raises(ValueError, match="parameters that the model lacks"):
         calibrate(model, loss, batches, optimizer=other)
     with pytest.raises(FloatingPointError, match="the copy diverged"):
         calibrate(

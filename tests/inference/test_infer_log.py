@@ -81,7 +81,7 @@ KNOWN = {
         {"lr": 2e-3, "beta1": 0.8, "beta2": 0.98, "weight_decay": 0.1}, "decoupled",
     ),
     "Navigator, centred": (
-        of(Navigator, lr=3e-3, betas=(0.9, 0.999), centred=True, weight_decay=0.05, nesterov=False, saturation=0.0), "AdaBelief",
+        of(Navigator, lr=3e-3, betas=(0.9, 0.999), centered=True, weight_decay=0.05, nesterov=False, saturation=0.0), "AdaBelief",
         {"lr": 3e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.05}, "decoupled",
     ),
 }  # fmt: skip
@@ -157,7 +157,7 @@ def test_late_signs_tell_no_memory(tmp_path):
     found = infer_log(run(KNOWN["Lion"][0], tmp_path / "run.npz", before=3))
     assert found.settings["lr"].value == pytest.approx(1e-4, rel=1e-4)
     assert found.memory.gradient is None
-    assert any("memories cannot be told" in note for note in found.notes)
+    assert any("memories are unknown" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", ["heavy ball", "AdamW"])
@@ -284,14 +284,14 @@ def test_too_little_to_tell(tmp_path):
     assert found.nearest is None
     assert found.notes == (
         "From 3 recorded steps in 3 bursts.",
-        "lr, memories, decay and metric cannot be told from these updates.",
+        "lr, memories, decay and metric cannot be identified from these updates.",
     )
     path = run(make, tmp_path / "run.npz", steps=1, alter=lambda model, step: None)
     alone = infer_log(path)  # one step of AdamW has one length, and decay
     truth = {"lr": 1e-3, "weight_decay": 0.1}
     assert {key: one.value for key, one in alone.settings.items()} == pytest.approx(truth, rel=1e-3)
     assert alone.memory.gradient is None
-    assert "The memories cannot be told" in alone.notes[-1]
+    assert "The memories are unknown" in alone.notes[-1]
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     record(optimizer, tmp_path / "none.npz").close()
@@ -328,7 +328,7 @@ def test_gradients_in_proportion_to_parameters_tell_less(tmp_path):
             optimizer.step()
     found = infer_log(tmp_path / "run.npz")
     assert found.nearest.settings == pytest.approx({"lr": 0.1})
-    assert any("cannot be told apart" in note for note in found.notes)
+    assert any("cannot be identified" in note for note in found.notes)
 
 
 class QuasiHyperbolic(torch.optim.Optimizer):

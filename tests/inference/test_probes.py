@@ -1,21 +1,15 @@
-"""The pieces of `infer`, each against a route that does not use it; the report and the command line."""
-
-import json
-import re
+"""Probes and fits of `infer`, each against a route that does not use it."""
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from lossnav.cli import commands
-from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.estimates import Curve, Discount, Estimate, Structure
 from lossnav.inference.fit.least_squares import fit, of_samples
-from lossnav.inference.fit.model import Model
-from lossnav.inference.probes import memory, response, sign_memory, symmetry
-from lossnav.inference.probes.black_box import BlackBox
+from lossnav.inference.fit.simulation import DiagonalModel as Model
+from lossnav.inference.probes import invariance, memory, response
+from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
 from lossnav.optim.torch import Ballistic, Navigator
+from lossnav.rules.diagonal import BeliefRule
 
 RNG = np.random.default_rng(0)
 G = RNG.standard_normal((80, 2, 3, 2)) * 10.0 ** RNG.uniform(-1, 1, (2, 3, 2))
@@ -30,10 +24,10 @@ G[30:50] *= 5
         (lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-2),
          Model(0.01, beta1=0.8, beta2=0.95, eps=1e-2, diffuse=(True, True))),
         (lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, momentum=0.5),
-         Model(0.02, beta1=0.5, beta2=0.9, eps=1e-8, late=True)),
+         Model(0.02, beta1=0.5, beta2=0.9, eps=1e-8, averages_steps=True)),
         (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), gamma=0.3, gain="kalman", saturation=0, nesterov=False),
          Model(0.01, beta1=0.8, beta2=0.95, gamma=0.3, eps=1e-8, by_noise=True, diffuse=(True, True))),
-        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), centred=True, saturation=0),
+        (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), centered=True, saturation=0),
          Model(0.01, beta1=0.8, fresh=0.2, beta2=0.95, eps=1e-8, centred=True, diffuse=(True, True))),
         (lambda p: Navigator(p, lr=0.01, betas=(0.8, 0.95), saturation=1.5, shared=0.0, nesterov=False),
          Model(0.01, beta1=0.8, beta2=0.95, eps=1e-8, saturation=1.5, diffuse=(True, True))),
@@ -42,7 +36,29 @@ G[30:50] *= 5
     ],
 )  # fmt: skip
 def test_the_model_makes_the_steps_of_the_optimizer(make, model):
-    assert model.steps(G) == pytest.approx(BlackBox(make, (3, 2)).run(G), rel=1e-9, abs=1e-12)
+    assert model.steps(G) == pytest.approx(
+        ProbedOptimizer(make, (3, 2)).run(G), rel=1e-9, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"gamma": 0.3, "eps": 1e-3}, {"gamma": 0.3, "eps": 1e-3}),
+        ({"nesterov": True, "eps": 0.0}, {"fresh": 0.2}),
+        ({"gain": "kalman", "eps": 0.0}, {"by_noise": True}),
+        ({"diffuse": False, "eps": 1e-2}, {"diffuse": (False, False), "eps": 1e-2}),
+        ({"kappa": 30.0, "eps": 0.0}, {"kappa": 30.0}),
+        ({"kappa": 30.0, "implicit": True, "eps": 0.0}, {"kappa": 30.0, "straight": True}),
+        ({"saturation": 1.5, "shared": 0.4, "eps": 0.0}, {"saturation": 1.5, "shared": 0.4}),
+    ],
+)
+def test_the_vectorised_family_is_the_rule_step_by_step(settings, parts):
+    """The form for whole histories against the one in `lossnav.rules`, from which it derives."""
+    rule = BeliefRule.practical(0.01, betas=(0.8, 0.95), **settings)
+    model = Model(0.01, beta1=0.8, beta2=0.95, **({"diffuse": (True, True)} | parts))
+    expected = ProbedOptimizer(rule, (3, 2)).run(G)
+    assert model.steps(G) == pytest.approx(expected, rel=1e-9, abs=1e-14)
 
 
 def test_a_fit_has_intervals_that_noise_explains():
@@ -84,22 +100,21 @@ def test_a_corner_that_no_gradient_reaches_is_none():
 
 
 def test_an_echo_is_the_filter():
-    box = BlackBox(lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.75), (3, 2))
-    heard = memory.echo(box, np.random.default_rng(0), 1.0)
+    box = ProbedOptimizer(lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.75), (3, 2))
+    heard = memory.impulse_response(box)
     assert heard.lags[:5] == pytest.approx(0.25 * 0.75 ** np.arange(5), rel=1e-9)
     assert (heard.beta1, heard.total) == pytest.approx((0.75, 0.8))
 
 
 def test_a_balance_needs_no_knowledge_of_the_scale():
     """Whatever divides the mean, the gradient that stops the step shows its memory."""
-    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
-    found = sign_memory.measure(box, np.random.default_rng(0), 2.0, apart=True)
+    box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
+    box.size = 2.0
+    found = memory.sign_balance(box, apart=True)
     assert found.beta1.value == pytest.approx(0.8, rel=1e-4)
 
 
 def test_symmetries():
-    rng = np.random.default_rng(0)
-
     def polar(grad, theta):
         U, _, Vt = np.linalg.svd(grad, full_matrices=False)
         return -U @ Vt
@@ -119,41 +134,18 @@ def test_symmetries():
         "kronecker": whitened,
     }
     for kind, step in kinds.items():
-        assert symmetry.measure(BlackBox(step, (5, 4)), rng, 1.0).structure.kind == kind
+        assert invariance.measure(ProbedOptimizer(step, (5, 4))).structure.kind == kind
 
 
 def test_weights_are_put_back_unless_they_are_let_go():
-    box = BlackBox(lambda grad, theta: theta + 0 * grad, (1,))
+    box = ProbedOptimizer(lambda grad, theta: theta + 0 * grad, (1,))
     ones, zeros = np.ones((1, 1)), np.zeros((3, 1, 1))
     assert box.run(zeros, ones).ravel() == pytest.approx([1, 1, 1])
     assert box.run(zeros, ones, free=True).ravel() == pytest.approx([1, 2, 4])
 
 
-def test_report_forms():
-    curve = Curve("response", "x", "y", (1.0, 10.0), (1.0, 0.1), (1.0, 0.1), log=True)
-    found = Assumptions(
-        "<b>mine</b>", Discount("ballistic", lr=Estimate(0.1, 0.09, 0.11)), curves=(curve,),
-        outside=("It hums.",),
-    )  # fmt: skip
-    page = found.report("html")
-    assert "&lt;b&gt;mine" in page
-    assert "<b>" not in page
-    assert "http" not in page.replace("http-equiv", "")
-    assert page.count("<circle") == 2
-    assert "outside: It hums." in found.report()
-    assert json.loads(found.report("json"))["discount"]["lr"] == {
-        "value": 0.1,
-        "low": 0.09,
-        "high": 0.11,
-    }
-    with pytest.raises(ValueError, match="Did you mean 'html'"):
-        found.report("htm")
-    with pytest.raises(ValueError, match="It hums"):
-        found.objective()
-
-
 def test_a_kalman_gain_with_saturation_and_look_ahead_is_the_optimizers_default_but_one():
-    make = BlackBox(lambda p: Navigator(p, lr=0.01, gain="kalman"), (3, 2))
+    make = ProbedOptimizer(lambda p: Navigator(p, lr=0.01, gain="kalman"), (3, 2))
     model = Model(
         0.01, beta1=0.9, fresh=0.1, beta2=0.99, eps=1e-8, by_noise=True, saturation=2 / 3,
         diffuse=(True, True),
@@ -161,64 +153,11 @@ def test_a_kalman_gain_with_saturation_and_look_ahead_is_the_optimizers_default_
     assert model.steps(G) == pytest.approx(make.run(G), rel=1e-9, abs=1e-12)
 
 
-def run(*words):
-    return CliRunner().invoke(commands.app, ["infer", *words])
-
-
-def test_command_line(tmp_path):
-    page = tmp_path / "adamw.html"
-    result = run("torch.optim.AdamW", "lr=2e-3", "betas=(0.8,0.99)", "weight_decay=0.1", "--shape", "4,3",
-                 "--html", str(page))  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "AdamW(lr=0.002, betas=(0.8, 0.99), eps=1e-08, weight_decay=0.1)" in result.output
-    assert "decoupled weight decay" in result.output
-    assert page.read_text().count("<svg") == 3
-    result = run("lossnav.zoo:Lion", "lr=1e-3", "--shape", "4,3", "--json")
-    assert json.loads(result.stdout)["nearest"]["name"] == "Lion"
-
-
-def test_command_line_compares():
-    result = run("--compare", "torch.optim.SGD", "lr=0.1", "lossnav.zoo:Lion", "--shape", "4,3")
-    assert result.exit_code == 0, result.output
-    rows = [re.split(r"  +", line) for line in result.output.splitlines()]
-    assert rows[0] == ["", "torch.optim.SGD lr=0.1", "lossnav.zoo:Lion"]
-    told = {row[0]: row[1:] for row in rows}
-    assert told["metric"] == ["every direction alike", "each coordinate by itself"]
-    assert told["nearest"] == ["SGD(lr=0.1)", "Lion(lr=0.0001, betas=(0.9, 0.99), weight_decay=0)"]
-    assert told["outside"] == ["nothing", "nothing"]
-
-
-def test_command_line_takes_a_module_of_the_readers(tmp_path, monkeypatch):
-    text = "import torch\ndef make(params, lr=0.5):\n    print('hello')\n    return torch.optim.SGD(params, lr=lr)\n"
-    (tmp_path / "mine_for_infer.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    result = run("mine_for_infer:make", "lr=0.25", "--shape", "4,3", "--json")
-    assert json.loads(result.stdout)["nearest"]["settings"] == {"lr": 0.25}
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["torch.optim.AdamV"], "There is no 'AdamV' in torch.optim. Did you mean 'Adam"),
-        (["torch.optim.Adam", "lrr=1"], "has no setting 'lrr'"),
-        (["lr=1"], "comes before the name"),
-        (["torch.optim.SGD", "torch.optim.Adam"], "several optimizers"),
-        (["--compare", "torch.optim.SGD"], "needs two optimizers"),
-        (["torch.optim.LBFGS"], "needs a closure"),
-        (["torch.optim.SGD", "--shape", "a"], "--shape is 'a'"),
-        (["torch.optim.SGD", "--html", "x.txt"], "must end in .html"),
-    ],
-)
-def test_command_line_refuses(words, sentence):
-    result = run(*words)
-    assert result.exit_code == 2
-    assert sentence in result.output
-
-
 def test_a_balance_tells_the_weight_of_the_last_gradient():
     """1 - beta1 for Adam; the value lies inside its bracket, not at an end of it."""
-    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
-    found = sign_memory.measure(box, np.random.default_rng(0), 2.0, apart=True)
+    box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
+    box.size = 2.0
+    found = memory.sign_balance(box, apart=True)
     assert found.weight.value == pytest.approx(0.2, rel=1e-4)
     assert found.weight.low < found.weight.value < found.weight.high
     assert found.beta1.low < found.beta1.value < found.beta1.high
@@ -232,17 +171,10 @@ def test_samples_that_agree_leave_the_doubt_of_the_floor(value):
 
 def test_the_response_follows_a_jump_of_the_noise():
     """Gradients become tenfold: the response falls to a tenth at the pace of the variance's memory."""
-    box = BlackBox(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.7)), (3, 2))
-    seen = memory.relaxation(box, np.random.default_rng(0), 1.0, Model(1.0))
+    box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.7)), (3, 2))
+    seen = memory.relaxation(box, Model(1.0))
     assert seen.beta2 == pytest.approx(0.7, rel=1e-3)
     assert seen.measured[seen.times < 0] == pytest.approx(1.0)
     after = seen.times[seen.times >= 0]
     variance = 100 - 99 * 0.7 ** (after + 1)
     assert seen.measured[seen.times >= 0] == pytest.approx(variance**-0.5, rel=1e-3)
-
-
-def test_the_report_names_what_turns_and_what_is_left():
-    metric = Structure("kronecker", equivariance={"rows": 0.5, "factors": 0.25})
-    text = Assumptions("mine", Discount("ballistic"), metric=metric).report()
-    assert re.search(r"turns with rows\W+0.5 ", text)
-    assert re.search(r"rows and columns unexplained\W+0.25 ", text)

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from lossnav.cli import commands
 from lossnav.inference import infer
-from lossnav.inference.probes.black_box import BlackBox
+from lossnav.inference.fit.examination import Examination, nearest
+from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 
@@ -88,7 +89,7 @@ def test_a_long_warm_up():
     found = infer(warmed_up(100), shape=SMALL)
     assert [says(found, "explained by no setting"), says(found, "warms up")] == [True, False]
     assert says(found, "The length of its steps changes with their count (0.1", " 1 by step 600).")
-    assert found.nearest.distance > 0.5
+    assert found.nearest.distance > 0.2
 
 
 def test_a_step_that_goes_with_the_size_of_the_weights():
@@ -131,6 +132,24 @@ def test_others_are_not_misnamed(make, sentences):
     assert found.nearest.distance > 0.2
 
 
+def test_a_memory_without_end_is_rounded_to_one_that_is_finite():
+    """Rounding 1 - beta, not beta: Adam takes 0.99999917, and refuses 1."""
+    members = [("Adam", {"lr": 1e-3, "betas": (0.9, 1 - 8.3e-7)}), ("Adam", {"betas": (0.9, 1.0)})]
+    g = np.random.default_rng(0).standard_normal((40, 1, *SMALL))
+    steps = ProbedOptimizer(zoo.Adam(1e-3, betas=(0.9, 1 - 8.3e-7)), SMALL).run(g)
+    near = nearest(iter(members), Examination(g, np.zeros((1, *SMALL)), steps))
+    assert (near.name, near.distance) == ("Adam", 1e-7)
+    assert near.settings["betas"] == pytest.approx((0.9, 1 - 8.3e-7), rel=1e-9)
+    assert "beta2 is 1" in near.untried["Adam"]
+    assert str(near).startswith("Adam(")
+
+
+def test_what_is_far_from_all_gets_no_name():
+    found = infer(torch.optim.Adamax, shape=SMALL)
+    assert str(found.nearest).startswith("no known optimizer; nearest: ")
+    assert "no known optimizer" in found.report()
+
+
 def test_look_ahead_that_changes_is_named():
     found = infer(lambda p: torch.optim.NAdam(p, lr=1e-3, betas=(0.85, 0.98)), shape=SMALL)
     assert found.memory.look_ahead
@@ -163,11 +182,11 @@ class Reshaping(torch.optim.SGD):
         (lambda grad, theta: grad * np.nan, "returned nan at step 1"),
         (torch.optim.LBFGS, "LBFGS needs a closure"),
         (lambda p: Calling(p, lr=0.1), "Calling needs a closure"),
-        (lambda grad, theta: None, "returned None, but a step is an array of real numbers"),
-        (lambda grad, theta: 1j * grad, "returned a ndarray, but a step is an array of real numbers"),
+        (lambda grad, theta: None, "The step is None, but it must be an array of real numbers"),
+        (lambda grad, theta: 1j * grad, "The step is a ndarray, but it must be an array of real numbers"),
         (lambda p: torch.optim.SGD(p, lr=0.0), "SGD made no step after 24 gradients"),
-        (lambda p: Reshaping(p, lr=0.1), r"Reshaping changed shapes: .* from \(4, 3\) to \(12,\)"),
-        (lambda grad, theta: grad.ravel(), r"changed shapes: a step has \(12,\)"),
+        (lambda p: Reshaping(p, lr=0.1), r"Reshaping cannot be probed: .* from \(4, 3\) to \(12,\)"),
+        (lambda grad, theta: grad.ravel(), r"The step has shape \(12,\), but theta has \(4, 3\)"),
         (lambda p: torch.optim.SGD(p, lr=-1), "raised ValueError when it was made: Invalid learning"),
     ],
 )  # fmt: skip
@@ -244,7 +263,7 @@ def test_an_optimizer_that_puts_new_tensors_in_place_of_the_old():
 
     grads = np.random.default_rng(0).standard_normal((5, 2, 3, 2))
     held = np.ones((2, 3, 2))
-    expected = BlackBox(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), (3, 2))
+    expected = ProbedOptimizer(lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), (3, 2))
     for free in (False, True):
-        moves = BlackBox(Replacing, (3, 2)).run(grads, held, free=free)
+        moves = ProbedOptimizer(Replacing, (3, 2)).run(grads, held, free=free)
         assert moves == pytest.approx(expected.run(grads, held, free=free), rel=1e-6)

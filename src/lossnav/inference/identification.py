@@ -1,4 +1,4 @@
-"""infer(): what an optimizer assumes, from the steps that it makes after gradients that we choose."""
+"""infer(): the assumptions of an optimizer, from its steps after chosen gradients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from lossnav.inference.assumptions import Assumptions
-from lossnav.inference.fit import families
-from lossnav.inference.probes.black_box import BlackBox
-from lossnav.inference.search import Search
+from lossnav._base import checks
+from lossnav._base.checks import FloatArray
+from lossnav.inference import time_limit
+from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
+from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, planned
+from lossnav.inference.fit.diagonal import Observations
+from lossnav.inference.fit.examination import Examination
+from lossnav.inference.fit.least_squares import RESOLUTION, Fit, distance
+from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.measurements import Measurements
+from lossnav.inference.probes import drift, memory
+from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, ProbeError, label_of
 
 MOST_ENTRIES = 1024
+_BENT = 1e-6
+_FORGETS_NOTHING = 2e4
 
 
 def infer(
@@ -24,30 +34,33 @@ def infer(
     seed: int = 0,
     budget: int = 1,
     name: str | None = None,
+    timeout: float | None = time_limit.LIMIT,
 ) -> Assumptions:
-    r"""Which assumptions make an optimizer optimal, found by watching its steps.
+    r"""Infer the assumptions under which an optimizer is optimal, from its steps.
 
-    Gradients whose law we choose go in, steps come out: random signs with one turned round show the
-    memory of the mean, a jump of their size the memory of the variance, eighteen decades of size the
-    discount, weights of either sign the drift, rotations of gradients the metric. What these probes say
-    starts a fit of the family of `lossnav.rules.family`; what no member explains is said to be outside.
+    Probes choose the gradients: a flipped sign shows the memory of the mean, a jump of their size
+    the memory of the variance, eighteen decades of size the discount, weights of either sign the
+    drift, rotations the metric. They start a fit of the family of `lossnav.rules.family`. What no
+    member of the family explains is listed in ``outside``.
 
     Args:
-        optimizer: A function that makes a torch optimizer of a list of parameters (a class of
-            torch.optim will do), an optax transformation, a `lossnav.Rule`, or a function
+        optimizer: A function that makes a torch optimizer of a list of parameters (such as a class
+            of torch.optim), an optax transformation, a `lossnav.Rule`, or a function
             ``(grad, theta) -> step`` without memory.
-        shape: Of the tensors that it is tried on. A matrix shows what a vector cannot.
-        seed: Of the gradients.
-        budget: How many lessons to learn from. More makes intervals narrower where steps have noise
-            of their own.
-        name: What to call it.
+        shape: Shape of the tensors to try it on. A matrix shows more than a vector.
+        seed: Seed of the gradients.
+        budget: Number of training sets; more narrows intervals where steps have noise.
+        name: Name for reports.
+        timeout: Seconds after which an optimizer that has not finished is given up; None to wait
+            without end. It runs in a thread of its own meanwhile. Python code is stopped then;
+            native code that never returns is left behind, and ends with the process.
 
     Returns:
-        The `Assumptions`: print ``.report()``, or read ``.settings``, ``.nearest``, ``.outside``.
+        The `Assumptions`: print it, or read ``.settings``, ``.nearest``, ``.outside``.
 
     Raises:
-        ValueError: The optimizer raised, returned NaN, asked for a closure or changed shapes; the
-            sentence says which.
+        ValueError: The optimizer raised, returned NaN, needs a closure, changed shapes or did not
+            finish in time; the sentence says which, and at which probe.
 
     Examples:
         >>> from lossnav.rules import zoo
@@ -63,26 +76,245 @@ def infer(
         raise ValueError(f"shape is {shape!r}, but it must be a tuple of whole numbers, 1 or more.")
     if math.prod(shape) > MOST_ENTRIES:
         raise ValueError(
-            f"shape is {shape!r}, with {math.prod(shape)} entries, but {MOST_ENTRIES} at most can be tried; rules do "
-            "with small tensors what they do with large ones."
+            f"shape is {shape!r}, with {math.prod(shape)} entries, but {MOST_ENTRIES} at most can "
+            "be tried; rules treat small tensors as they treat large ones."
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed is {seed!r}, but it must be a whole number, 0 or more.")
     if not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget is {budget!r}, but it must be a whole number, 1 or more.")
-    box = BlackBox(optimizer, tuple(shape), name)
-    found = _found(Search(box, np.random.default_rng(seed), budget))
+    if timeout is not None:
+        timeout = checks.positive("timeout", timeout)
+
+    def identified(watch: time_limit.Watch) -> Assumptions:
+        probed = ProbedOptimizer(optimizer, shape, name, seed, watch)
+        return _identified(Measurements(probed), budget)
+
+    def too_long(words: str) -> ProbeError:
+        return ProbeError(
+            f"{name or label_of(optimizer)} did not finish within {timeout:g} s (it was {words}): "
+            "if it is slow and does not hang, give more time with timeout."
+        )
+
+    found = time_limit.within(timeout, identified, too_long)
     return replace(found, seconds=time.perf_counter() - began)
 
 
-def _found(search: Search) -> Assumptions:
-    search.begin()
-    if search.sides.one_direction:
-        search.outside.append("All its steps lie along one line, whatever the gradients are.")
-        return search.assumed(None, None)
-    if search.sides.one_length:
-        return families.by_sign(search)
-    if search.kind == "orthogonal":
-        return families.by_polar(search)
-    search.remember()
-    return families.by_basis(search) if search.kind == "kronecker" else families.by_diagonal(search)
+def _identified(measured: Measurements, budget: int) -> Assumptions:
+    probed = measured.probed
+    probed.watch.doing = "probed for steps that are linear in gradient and weights"
+    straight = affine.measure(probed)
+    if straight is not None:
+        measured.learner = affine.learner_of(straight)
+        if not straight.isotropic:
+            return _affine(measured, straight)
+    measured.probe()
+    if measured.symmetry.one_direction:
+        measured.outside.append("All its steps lie along one line, whatever the gradients are.")
+        return measured.assumptions(None, None)
+    if measured.symmetry.one_length:
+        return _sign(measured)
+    if measured.kind == "orthogonal":
+        return _polar(measured)
+    measured.probe_memory()
+    return _basis(measured) if measured.kind == "kronecker" else _diagonal(measured, budget)
+
+
+def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
+    """Steps by one matrix, which has curvature, metric and discount in it."""
+    n = len(found.B)
+    lr = -float(np.trace(found.B)) / n
+    alone = np.abs(found.B - np.diag(np.diag(found.B))).max() <= affine.SAME * np.abs(found.B).max()
+    pull = drift.measure(measured.probed)
+    outside: tuple[str, ...] = ()
+    if measured.learner is None:
+        outside = (
+            "Its steps are B g + A theta + a with one matrix B and one A, and no Objective was "
+            "found that gives both: its curvature, metric, drift, eta, k, gamma and dt cannot be "
+            "told apart.",
+        )
+    return Assumptions(
+        measured.probed.name,
+        Discount("linear", lr=Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))),
+        Memory(gradient=Estimate.exactly(1.0)),
+        replace(pull.drift, weight_decay=pull.penalty),
+        Structure("diagonal" if alone else "matrix"),
+        outside=outside,
+        learner=measured.learner,
+    )
+
+
+def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
+    """The fit of a rule whose steps are bent by curvature, and its learner; None if it is none."""
+    probed = measured.probed
+    if not measured.response.plans or probed.random or measured.kind not in ("diagonal", "other"):
+        return None
+    probed.watch.doing = "run on random gradients for the fit of a bent step"
+    fit, observed = planned.identify(probed, measured.response)
+    learner = planned.learner_of(fit.model)
+    if fit.residual > _BENT or learner is None:
+        return None
+    exam = measured.examine()
+    if distance(exam.steps, matrix_rules.run(learner.rule(), exam.grads, exam.theta)) > _BENT:
+        return None
+    measured.learner = learner
+    measured.outside.clear()  # what simpler models miss
+    return fit, observed
+
+
+def _diagonal(measured: Measurements, budget: int) -> Assumptions:
+    probed = measured.probed
+    assert measured.impulse is not None
+    assert measured.relaxed is not None
+    factored = measured.kind == "factored"
+    bent = _planned(measured)
+    if bent is not None:
+        members = examination.diagonal_members(bent[0].model, bent[1], measured.pull)
+        near = examination.nearest(members, measured.examine())
+        return measured.assumptions(bent[0], near)
+    probed.watch.doing = "run on random gradients for the fit of the family"
+    start = diagonal.first_model(measured.response, measured.impulse, measured.relaxed, probed.size)
+    if factored:
+        fit, observed = diagonal.identify_factored(probed, start)
+        measured.notes.append(
+            "Each coordinate's variance is the product of its row's and its column's."
+        )
+    else:
+        sizes = np.tile(diagonal.sizes_about(probed, measured.response), budget)
+        by_noise = measured.impulse.slope > 0.15 and not probed.random
+        fit, observed = diagonal.identify(probed, start, sizes, by_noise=by_noise)
+    fit = _name_parts(measured, fit)
+    exam = measured.examine()
+    expected = _expected(measured, fit.model, exam)
+    if factored:
+        measured.outside.append(
+            "It has one scale for each row and one for each column, and none for a coordinate."
+        )
+    elif not measured.clips:  # clipping is reported already, and fills the examination
+        top = examination.ceiling(observed.steps[diagonal.EARLY :])
+        if top is not None:
+            measured.outside.append(
+                f"It clips: no coordinate moves by more than {top:.4g} in a step."
+            )
+        measured.outside += examination.residual_sentences(
+            exam.steps, expected, measured.probed.slack
+        )
+    if not probed.random:
+        probed.watch.doing = "probed for a schedule"
+        missed = fit.residual  # the examination of a factored rule is not diagonal
+        if not factored:
+            missed = distance(exam.steps[diagonal.EARLY :], expected[diagonal.EARLY :])
+        measured.outside += examination.schedule_sentences(probed, fit.model, missed)
+    members = examination.diagonal_members(fit.model, observed, measured.pull)
+    return measured.assumptions(fit, examination.nearest(members, exam))
+
+
+def _name_parts(measured: Measurements, fit: Fit) -> Fit:
+    """Report the parts of a model that the family lacks."""
+    model, estimates = fit.model, dict(fit.estimates)
+    if model.averages_steps:
+        measured.outside.append(
+            "It averages steps, not gradients: the mean is taken after the division."
+        )
+    if model.trend and abs(model.trend) > 1e-4:
+        measured.outside.append(
+            "The weight of the last gradient changes with the count of steps: "
+            f"{model.fresh:.3g} at step 100, and {model.trend:+.2g} in 100 steps."
+        )
+    if model.growth is not None:
+        measured.notes.append(
+            f"The memory of the variance grows: 1 - beta2 = t^-{model.growth:.4g} at step t."
+        )
+    long = estimates.get("beta2")
+    if long is not None and long.value > _FORGETS_NOTHING and not model.diffuse[1]:
+        measured.outside.append(
+            "It forgets no gradient: it divides by the root of the sum of all squares, so that "
+            "steps grow shorter."
+        )
+        for name in {"lr", "eps"} & set(estimates):  # D is that of a sum, not of a mean
+            value = estimates[name].value * math.sqrt(long.value)
+            estimates[name] = Estimate(value, value * (1 - 1e-3), value * (1 + 1e-3))
+        estimates.pop("beta2")
+    return Fit(model, estimates, fit.residual)
+
+
+def _expected(measured: Measurements, model: DiagonalModel, exam: Examination) -> FloatArray:
+    """The steps of the model and the drift in an examination."""
+    g, theta, pull = exam.grads, exam.theta, measured.pull
+    if pull.penalty is not None:
+        return model.steps(g + pull.penalty.value * theta)
+    moved: Any = 0.0
+    if pull.drift.form == "linear" and pull.drift.matrix:
+        A = np.array(pull.drift.matrix)
+        moved = (theta.reshape(len(theta), -1) @ A.T).reshape(theta.shape)
+    elif pull.decay is not None:
+        moved = -pull.decay.value * theta
+    return model.steps(g) + moved
+
+
+def _sign(measured: Measurements) -> Assumptions:
+    probed = measured.probed
+    probed.watch.doing = "probed for its memory of the gradient, by the sign of its steps"
+    balance = memory.sign_balance(probed, apart=True)
+    moves = probed.run(probed.size * probed.rng.standard_normal((60, 2, *probed.shape)))
+    lr = float(np.abs(moves[np.abs(moves) > 0]).mean())
+    model = DiagonalModel(lr, beta1=balance.beta1.value, fresh=balance.fresh)
+    measured.notes.append(
+        "Every step of every coordinate has one length: only the sign of a mean is used."
+    )
+    exam = measured.examine()
+    near = examination.nearest(examination.sign_members(model, measured.pull), exam)
+    if near is None or near.distance > 0.02 + 3 * measured.probed.slack:
+        far = 1.0 if near is None else min(near.distance, 1.0)
+        measured.outside.append(
+            f"Its sign is not that of an average of gradients ({100 * far:.2g} % of its steps "
+            "differ)."
+        )
+    estimates = {"lr": Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))}
+    return measured.assumptions(Fit(model, estimates, 0.0), near, balance)
+
+
+def _polar(measured: Measurements) -> Assumptions:
+    measured.probed.watch.doing = "run on matrices for the fit of an orthogonal step"
+    found = matrix_rules.fit_polar(measured.probed)
+    balance = found.balance
+    model = DiagonalModel(found.lr.value, beta1=balance.beta1.value, fresh=balance.fresh)
+    words = "exactly" if found.exact else "roughly, by Newton's iteration"
+    measured.notes.append(f"The singular values of each step are levelled, {words}.")
+    if found.scale is None:
+        measured.notes.append(
+            "lr is that of a matrix with more columns than rows; others have a factor."
+        )
+    elif found.scale != "none":
+        measured.notes.append(f"lr is without the factor {found.scale!r} by the shape of a matrix.")
+    exam = measured.examine(tensors=1, steps=60)
+    near = examination.nearest(examination.polar_members(found, measured.pull), exam)
+    if near is None or near.distance > 0.06 + 3 * measured.probed.slack:
+        far = 1.0 if near is None else min(near.distance, 1.0)
+        measured.outside.append(
+            "It levels singular values, but not those of an average of gradients "
+            f"({100 * far:.2g} % of its steps differ)."
+        )
+    return measured.assumptions(Fit(model, {"lr": found.lr}, 0.0), near, balance)
+
+
+def _basis(measured: Measurements) -> Assumptions:
+    assert measured.impulse is not None
+    assert measured.relaxed is not None
+    measured.probed.watch.doing = "run on matrices for the fit of a learned basis"
+    found = matrix_rules.fit_basis(
+        measured.probed, measured.response, measured.impulse, measured.relaxed
+    )
+    measured.notes.append(
+        f"The basis remembers {found.basis} steps and is refreshed every {found.rule.refresh}."
+    )
+    exam = measured.examine(tensors=1, steps=80)
+    near = examination.nearest(examination.basis_members(found, measured.pull), exam)
+    fit = found.fit
+    if fit.residual > 0.02 + 2 * measured.probed.slack:
+        measured.outside.append(
+            f"It turns with rows or columns, but {100 * min(fit.residual, 1):.2g} % of its steps "
+            "is not that of a variance in a learned basis."
+        )
+        fit = replace(fit, estimates={})
+    return measured.assumptions(fit, near)

@@ -1,14 +1,14 @@
-r"""Measure a model's own gradients and propose the settings that suit them: `calibrate`.
+r"""Measure a model's own gradients and propose settings that suit them: `calibrate`.
 
-Three things are measured while a copy of the model trains:
+A copy of the model is trained, and three things are measured:
 
-- the belief's constants :math:`\alpha, \xi, \sigma`, coordinate by coordinate, by the likelihood of the Kalman filter
-  (`lossnav.inference.calibration.likelihood`): how long a gradient helps to *predict* the next;
-- the loop of gradients and our own moves, by their correlations (`lossnav.inference.calibration.closed_loop`): which
-  memory *trains* best. The two differ. Most of what an average could predict is the effect of our own last
-  moves, swinging back and forth; an average that waits for it feeds it;
-- the curvature against the variance of gradients (`lossnav.inference.calibration.curvature_law`): :math:`\kappa`, the memory of
-  squared gradients that follows the curvature best, and the discount :math:`\gamma` that its law asks for.
+- the belief's constants :math:`\alpha, \xi, \sigma`, coordinate by coordinate, by the likelihood of
+  the Kalman filter (`likelihood`): how long a gradient helps to *predict* the next;
+- the loop of gradients and our own moves, by their correlations (`closed_loop`): which memory
+  *trains* best. The two differ: most of the predictable part of a gradient is the effect of our own
+  last moves, an oscillation that a long average amplifies;
+- the curvature against the variance of gradients (`curvature_law`): :math:`\kappa`, the memory of
+  squared gradients that follows the curvature best, and the discount :math:`\gamma`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import numpy as np
 
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
+from lossnav.inference.assumptions import Curve, Estimate
 from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
-from lossnav.inference.estimates import Curve, Estimate
+from lossnav.rules.family import speed_limit
+from lossnav.rules.gains import positive_or_one
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +45,13 @@ class TensorBelief:
     r"""The belief's constants of one tensor.
 
     Attributes:
-        name: Of the tensor.
-        alpha: Rate at which its mean gradient is forgotten, for each step.
-        xi: How far the mean gradient wanders in a step.
-        sigma: Standard deviation of a gradient about its mean; for ``xi`` and ``sigma`` the root mean
-            square over the tensor.
+        name: Name of the tensor.
+        alpha: Rate at which its mean gradient is forgotten, per step.
+        xi: Standard deviation of the mean gradient's change in a step.
+        sigma: Standard deviation of a gradient about its mean; ``xi`` and ``sigma`` are root mean
+            squares over the tensor.
         beta1: The memory that predicts its next gradient best.
-        kappa: Curvature for each unit of its gradients' variance, or None if it was not measured.
+        kappa: Curvature per unit of its gradients' variance, or None if it was not measured.
     """
 
     name: str
@@ -62,29 +64,30 @@ class TensorBelief:
 
 @dataclass(frozen=True)
 class Calibration:
-    r"""What was measured, and the settings that suit it: the result of `calibrate`.
+    r"""Measurements and the settings that suit them: the result of `calibrate`.
 
     Attributes:
-        settings: Arguments for `lossnav.optim.torch.Navigator` (for SGD: those of ``torch.optim.SGD``).
+        settings: Arguments for `lossnav.optim.torch.Navigator` (for SGD, of ``torch.optim.SGD``).
         used: The settings of the rule that trained the copy.
         beta1: The memory of the mean that trains best, with or without ``look_ahead``.
         beta2: The memory of squared gradients that follows curvature best, or None.
-        gamma: The discount that fits curvature against variance, or None; zero where none is needed. The
-            settings keep the one used, as another shortens steps; a note says which lr makes up for it.
-        gain: How much lower the loss is expected to be than with the memory used, while training goes on
-            as it did; an estimate of the theory, not a promise.
+        gamma: The discount that fits curvature against variance, or None; zero where none is
+            needed. The settings keep the one used, as another shortens steps; a note says which lr
+            makes up for it.
+        gain: Expected decrease of the loss compared with the memory used: an estimate of the
+            theory, not a promise.
         alpha: Rate at which a coordinate's mean gradient is forgotten, over all tensors.
-        ratio: :math:`\xi^2/\sigma^2`: how far it wanders in a step, in units of the noise.
-        predicts: The memory that predicts the next gradient best. It is not the one that trains best.
-        kappa: Curvature for each unit of variance, or None. For a loss that is minus the log of a
-            probability it is near the number of examples in a batch.
+        ratio: :math:`\xi^2/\sigma^2`: variance of its change in a step, in units of the noise.
+        predicts: The memory that predicts the next gradient best; not the one that trains best.
+        kappa: Curvature per unit of variance, or None. For a negative log-likelihood it is near
+            the number of examples in a batch.
         exponent: p of curvature ~ variance**p, or None; the paper's belief is one.
-        sharpest: lr times the curvature (over D) that 99 % of the gradients' power lie below.
-        residual: How far the fitted correlations are from the measured ones.
+        sharpest: lr times the curvature (over D) below which 99 % of the gradients' power lies.
+        residual: Distance of the fitted correlations from the measured ones.
         tensors: The belief's constants of each tensor.
-        curves: What was measured and fitted, for drawing.
-        notes: What else a reader should know.
-        batches, seconds: What it took.
+        curves: Measurements and fits, for drawing.
+        notes: Further sentences for the reader.
+        batches, seconds: The cost.
     """
 
     settings: dict[str, Any]
@@ -108,13 +111,9 @@ class Calibration:
     seconds: float = field(default=0.0, compare=False)
 
     def report(self, form: str = "text") -> str:
-        """All of it for reading, ``"text"``, or for a program, ``"json"``."""
+        """Everything as ``"text"``, or for a program as ``"json"``."""
         checks.choice("form of the report", form, ["json", "text"])
-        if form == "json":
-            return json.dumps(asdict(self), indent=2)
-        from lossnav.inference.calibration.text import lines
-
-        return "\n".join(lines(self))
+        return json.dumps(asdict(self), indent=2) if form == "json" else "\n".join(_lines(self))
 
 
 def calibrate(
@@ -126,31 +125,31 @@ def calibrate(
     optimizer: Any = None,
     seed: int = 0,
 ) -> Calibration:
-    """Measure gradient noise, drift and curvature on a model, and propose settings.
+    """Measure gradient noise, drift and curvature of a model, and propose settings.
 
-    A copy of the model is trained on ``batches`` batches; `PROBES` more are differentiated twice. The model,
-    its gradients and the generators of random numbers are left as they were; ``data`` is read from.
-
-    Calibrate where the settings are to be used: at the start for the first steps, at a checkpoint for those
-    after it, and with the optimizer and learning rate that will train. The learning rate itself is not
-    changed.
+    A copy of the model is trained on ``batches`` batches; `PROBES` more are differentiated twice.
+    The model, its gradients and the random generators stay as they were; ``data`` is read from.
+    Calibrate where the settings are to be used: at the start for the first steps, at a checkpoint
+    for those after it, and with the optimizer and learning rate that will train. The learning rate
+    itself is not changed.
 
     Args:
         model: The model.
         loss: Maps a model and a batch to the loss, a tensor of one number.
-        data: Batches: a list, a DataLoader, or anything else that can be gone through again.
+        data: Batches: a list, a DataLoader, or any other iterable that can be restarted.
         batches: Batches to train on; at least 40.
-        optimizer: What trains: an optimizer of the model (a copy of it is used, with its memory), a function
-            that makes one from parameters, or None for Navigator with its defaults. It must have ``betas`` or
-            ``momentum``.
-        seed: Of dropout and all else that is drawn.
+        optimizer: An optimizer of the model (a copy is used, with its memory), a function that
+            makes one from parameters, or None for Navigator with its defaults. It must have
+            ``betas`` or ``momentum``.
+        seed: Seed of dropout and all other random numbers.
 
     Examples:
         >>> import torch
         >>> from lossnav.optim.torch import Navigator
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(2000, 8)
-        >>> batches = list(zip(x.split(20), (x @ torch.ones(8, 1) + torch.randn(2000, 1)).split(20)))
+        >>> y = x @ torch.ones(8, 1) + torch.randn(2000, 1)
+        >>> batches = list(zip(x.split(20), y.split(20)))
         >>> model = torch.nn.Linear(8, 1)
         >>> def loss(model, batch):
         ...     return (model(batch[0]) - batch[1]).square().mean()
@@ -162,40 +161,42 @@ def calibrate(
     from lossnav.inference.calibration.rehearsal import rehearse
 
     began = time.perf_counter()
-    seen = rehearse(
-        model, loss, data, batches=batches, optimizer=optimizer, probes=PROBES, seed=seed
-    )
-    rule, notes = seen.rule, []
-    v = np.mean(seen.grad**2, axis=0)
+    rehearsal = rehearse(model, loss, data, batches, optimizer, PROBES, seed)
+    rule, notes = rehearsal.rule, []
+    v = np.mean(rehearsal.grad**2, axis=0)
     alive = v > 0
     if not alive.any():
         raise ValueError("All gradients were zero: there is nothing to calibrate.")
-    step = rule["lr"] / (1 - rule["beta1"])  # of a momentum buffer
-    if rule["beta2"] is not None:
-        step = rule["lr"]
-    share = seen.weight[alive] / _divisor(rule, v, seen.tensor)[alive]
-    choice = closed_loop.choose(seen.grad[:, alive], share, rule["beta1"], rule["nesterov"])
+    # The step of a momentum buffer is longer.
+    step = rule["lr"] / (1 - rule["beta1"] if rule["beta2"] is None else 1.0)
+    share = rehearsal.weight[alive] / _divisor(rule, v, rehearsal.tensor)[alive]
+    choice = closed_loop.choose(rehearsal.grad[:, alive], share, rule["beta1"], rule["nesterov"])
     if not choice.sure:
         notes.append(
-            "No memory is better than the one used, whichever tenth of the steps is left out: beta1 is kept."
+            "No memory is better than the one used, whichever tenth of the steps is left out: "
+            "beta1 is kept."
         )
     if choice.residual > 0.2:
         notes.append(
-            f"The correlations of the gradients are {choice.residual:.0%} from those of any loop of this kind: "
-            "take beta1 with care."
+            f"The correlations of the gradients are {choice.residual:.0%} from those of any loop "
+            "of this kind: take beta1 with care."
         )
     power = step / 2 * float(share @ v[alive])
     law, memory = None, None
-    if len(seen.curvature):
-        late = np.mean(seen.grad[-max(len(seen.grad) // 3, 20) :] ** 2, axis=0)
-        law = curvature_law.fit(seen.curvature, late, seen.weight)
+    if len(rehearsal.curvature):
+        late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
+        law = curvature_law.fit(rehearsal.curvature, late, rehearsal.weight)
         if rule["beta2"] is not None:
-            memory = curvature_law.memory(seen.grad, seen.curvature, seen.weight, rule["beta2"])
-            notes += filter(None, [_with_discount(seen, v, law.gamma)])
+            memory = curvature_law.memory(
+                rehearsal.grad, rehearsal.curvature, rehearsal.weight, rule["beta2"]
+            )
+            notes += filter(None, [_with_discount(rehearsal, v, law.gamma)])
     else:
-        notes.append(f"Curvature was not measured: {seen.no_curvature}. beta2 and gamma are kept.")
-    pooled, tensors = _beliefs(seen)
-    half = 1.96 * choice.gain[1] * power
+        notes.append(
+            f"Curvature was not measured: {rehearsal.no_curvature}. beta2 and gamma are kept."
+        )
+    pooled, tensors = _beliefs(rehearsal)
+    gain, half = choice.gain[0] * power, 1.96 * choice.gain[1] * power
     return Calibration(
         settings=_settings(rule, choice, memory),
         used={k: x for k, x in rule.items() if x is not None},
@@ -203,9 +204,7 @@ def calibrate(
         look_ahead=choice.nesterov,
         beta2=None if memory is None else memory.best,
         gamma=None if law is None else law.gamma,
-        gain=Estimate(
-            choice.gain[0] * power, choice.gain[0] * power - half, choice.gain[0] * power + half
-        ),
+        gain=Estimate(gain, gain - half, gain + half),
         alpha=pooled.alpha,
         ratio=pooled.ratio,
         predicts=pooled.beta1,
@@ -222,36 +221,37 @@ def calibrate(
 
 
 def _divisor(rule: dict[str, Any], v: FloatArray, tensor: Any) -> FloatArray:
-    """What a rule divides the mean gradient of each coordinate by, in units of its learning rate."""
+    """The divisor of each coordinate's mean gradient, including saturation."""
     if rule["beta2"] is None:
         return np.ones_like(v)
-    D = rule["gamma"] + np.sqrt(rule["gamma"] ** 2 + v)
+    D = speed_limit(np.sqrt(v), rule["gamma"])
     c = rule["saturation"]
     if c:
         count = np.maximum(np.bincount(tensor), 1)
         typical = (np.bincount(tensor, weights=v) / count)[tensor]
-        D = (D + c * v / np.sqrt(np.where(typical > 0, typical, 1.0))) / (1 + c)
+        D = (D + c * v / np.sqrt(positive_or_one(typical))) / (1 + c)
     return D
 
 
-def _with_discount(seen: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
-    """Which discount to use with which learning rate: what the loss falls by in a step, lr v/D, stays as it is."""
-    used = seen.rule["gamma"]
+def _with_discount(rehearsal: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
+    """The learning rate for another discount that keeps the decrease of the loss, lr v/D."""
+    used = rehearsal.rule["gamma"]
     if not (gamma.low > 0 or used > gamma.high):
         return ""
-    rules = (seen.rule, seen.rule | {"gamma": gamma.value})
-    falls = [
-        float(seen.weight @ (v / np.where(v > 0, _divisor(rule, v, seen.tensor), 1.0)))
-        for rule in rules
-    ]
+    rules = (rehearsal.rule, rehearsal.rule | {"gamma": gamma.value})
+    divisors = [np.where(v > 0, _divisor(rule, v, rehearsal.tensor), 1.0) for rule in rules]
+    falls = [float(rehearsal.weight @ (v / D)) for D in divisors]
     return (
-        f"gamma = {gamma.value:.2g} fits the curvature better than the {used:.2g} used, which the settings keep: it "
-        f"needs lr = {seen.rule['lr'] * falls[0] / falls[1]:.3g} for steps as long as they are."
+        f"gamma = {gamma.value:.2g} fits the curvature better than the {used:.2g} used, which the "
+        f"settings keep: it needs lr = {rehearsal.rule['lr'] * falls[0] / falls[1]:.3g} for steps "
+        "as long as they are."
     )
 
 
 def _settings(
-    rule: dict[str, Any], choice: closed_loop.Choice, memory: curvature_law.Memory | None
+    rule: dict[str, Any],
+    choice: closed_loop.MemoryChoice,
+    memory: curvature_law.VarianceMemory | None,
 ) -> dict[str, Any]:
     beta1, ahead = round(choice.beta1, 3), choice.nesterov and choice.beta1 > 0
     if rule["beta2"] is None:
@@ -262,47 +262,87 @@ def _settings(
     return {"betas": (beta1, beta2), "gamma": rule["gamma"], "nesterov": ahead}
 
 
-def _beliefs(seen: Rehearsal) -> tuple[likelihood.Wandering, tuple[TensorBelief, ...]]:
-    """The likelihood's constants: of all tensors together, and of the largest ones."""
-    alive = np.flatnonzero((seen.grad**2).mean(axis=0) > 0)
+def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[TensorBelief, ...]]:
+    """The belief's constants: of all tensors together, and of the largest ones."""
+    alive = np.flatnonzero((rehearsal.grad**2).mean(axis=0) > 0)
     some = alive[np.linspace(0, len(alive) - 1, min(_POOLED, len(alive))).astype(int)]
-    pooled = likelihood.fit(seen.grad[:, some])
-    late = np.mean(seen.grad[-max(len(seen.grad) // 3, 20) :] ** 2, axis=0)
+    pooled = likelihood.fit(rehearsal.grad[:, some])
+    late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
     found = []
-    numbers = np.unique(seen.tensor[alive])
-    sizes = [-seen.weight[seen.tensor == i].sum() for i in numbers]
+    numbers = np.unique(rehearsal.tensor[alive])
+    sizes = [-rehearsal.weight[rehearsal.tensor == i].sum() for i in numbers]
     for i in sorted(numbers[np.argsort(sizes, kind="stable")[:_TENSORS]]):
-        of = alive[seen.tensor[alive] == i]
-        fit = likelihood.fit(seen.grad[:, of[:_EACH]], near=pooled)
+        of = alive[rehearsal.tensor[alive] == i]
+        fit = likelihood.fit(rehearsal.grad[:, of[:_EACH]], near=pooled)
         sigma = math.sqrt(float(fit.noise.mean()))
         kappa = None
-        if len(seen.curvature):
-            kappa = curvature_law.kappa(seen.curvature[:, of], late[of], seen.weight[of])
+        if len(rehearsal.curvature):
+            kappa = curvature_law.kappa(rehearsal.curvature[:, of], late[of], rehearsal.weight[of])
         xi = (sigma * math.sqrt(x) for x in (fit.ratio.value, fit.ratio.low, fit.ratio.high))
-        found.append(TensorBelief(seen.names[i], fit.alpha, Estimate(*xi), sigma, fit.beta1, kappa))
+        found.append(
+            TensorBelief(rehearsal.names[i], fit.alpha, Estimate(*xi), sigma, fit.beta1, kappa)
+        )
     return pooled, tuple(found)
 
 
 def _curves(
-    choice: closed_loop.Choice, law: curvature_law.CurvatureLaw | None
+    choice: closed_loop.MemoryChoice, law: curvature_law.CurvatureLaw | None
 ) -> tuple[Curve, ...]:
-    lags = tuple(float(k) for k in range(len(choice.measured)))
-    curves = [
-        Curve(
-            "correlation of gradients", "steps apart", "correlation", lags, _floats(choice.measured),
-            _floats(choice.fitted),
+    data = np.arange(float(len(choice.measured))), choice.measured, choice.fitted
+    correlation = Curve.of("correlation of gradients", "steps apart", "correlation", *data)
+    if law is None:
+        return (correlation,)
+    data = law.variance, law.curvature, law.kappa.value * law.variance
+    x = "variance of the gradient"
+    return correlation, Curve.of("curvature", x, "curvature", *data, log=True)
+
+
+def _lines(found: Calibration) -> list[str]:
+    """The report: measurements, their meaning, and settings."""
+    used = found.used
+    steps = (1 / x for x in (found.alpha.value, found.alpha.high, found.alpha.low))
+    lines = [
+        f"Calibrated on {found.batches} batches, with {used['name']} at lr = {used['lr']:.4g}.",
+        "",
+        "By itself, a coordinate's mean gradient is forgotten in {:.2g} steps ({:.2g} to "
+        "{:.2g}); ".format(*steps)
+        + f"beta1 = {_beta(found.predicts)} predicts the next gradient best.",
+        "Our own moves come back in the gradients: with them counted, beta1 = "
+        f"{_beta(found.beta1)} {'with' if found.look_ahead else 'without'} look-ahead trains best; "
+        f"you use {used['beta1']:.4g}{' with' if used['nesterov'] else ''}.",
+        f"Expected gain in loss: {found.gain}.",
+    ]
+    if found.beta2 is not None:
+        lines.append(
+            f"Squared gradients follow the curvature best with beta2 = {_beta(found.beta2)}; you "
+            f"use {used['beta2']:.4g}."
         )
-    ]  # fmt: skip
-    if law is not None:
-        line = law.kappa.value * law.variance
-        curves.append(
-            Curve(
-                "curvature", "variance of the gradient", "curvature", _floats(law.variance),
-                _floats(law.curvature), _floats(line), log=True,
+    if found.kappa is not None:
+        lines.append(
+            f"Curvature is {found.kappa} per unit of the gradients' variance, and goes as its "
+            f"power {found.exponent}; a discount gamma = {found.gamma} fits."
+        )
+    given = ", ".join(f"{name}={value!r}" for name, value in found.settings.items())
+    lines += ["", f"Settings: {given}"]
+    lines += [f"Note: {note}" for note in found.notes]
+    if found.tensors:
+        lines += ["", f"{'tensor':<28}{'steps':>8}{'xi':>11}{'sigma':>11}{'beta1':>8}{'kappa':>11}"]
+        for each in found.tensors:
+            kappa = "" if each.kappa is None else f"{each.kappa.value:.3g}"
+            lines.append(
+                f"{each.name[:27]:<28}{1 / each.alpha.value:>8.2g}{each.xi.value:>11.2e}"
+                f"{each.sigma:>11.2e}{each.beta1.value:>8.2f}{kappa:>11}"
             )
-        )  # fmt: skip
-    return tuple(curves)
+    return lines
 
 
-def _floats(values: FloatArray) -> tuple[float, ...]:
-    return tuple(float(x) for x in values)
+def _beta(found: Estimate) -> str:
+    """A memory with two digits of what it leaves out: 0.50, 0.914, 0.9985."""
+    value, low, high = (_digits(x) for x in (found.value, found.low, found.high))
+    return f"{value} ({low} to {high})"
+
+
+def _digits(beta: float) -> str:
+    if not 0 < beta < 1:
+        return f"{beta:g}"
+    return f"{beta:.{1 - math.floor(math.log10(1 - beta))}f}"

@@ -1,28 +1,32 @@
-r"""What our own moves do to the gradients, read from the gradients' correlations in time.
+r"""The effect of our own moves on gradients, from the correlations of gradients in time.
 
-Near a minimum, in the units in which the rule's D is one, each eigenvector of the Hessian moves by itself.
-With its mean gradient y, a rule that averages with memory :math:`\beta` and steps of z = lr times curvature,
+Near a minimum, in units in which the rule's D is one, each eigenvector of the Hessian moves alone.
+With its mean gradient y, a rule with memory :math:`\beta` and z = lr times curvature,
 
 .. math:: m_t=\beta m_{t-1}+(1-\beta)(y_t+n_t),\qquad y_{t+1}=y_t-z\,u_t+w_t,
 
-where u is m (or Nesterov's :math:`\beta m_t+(1-\beta)g_t`), n is the noise of a batch, and w is what pushes the
-minimum about. Such a loop has known correlations :math:`C_z(k)`, one part for each unit of noise and one for
-each unit of push. The sum of :math:`g_tg_{t+k}/D` over all coordinates does not depend on the basis, so it is
-the sum over the eigenvectors: a non-negative mixture of :math:`C_z(k)`. The mixture that fits says how much
-noise R and push Q there is at each z; what the loss would lose to them with another memory,
+where u is m (or Nesterov's :math:`\beta m_t+(1-\beta)g_t`), n is the noise of a batch, and w moves
+the minimum. Such a loop has known correlations :math:`C_z(k)` per unit of noise and per unit of
+push. The sum of :math:`g_tg_{t+k}/D` over all coordinates does not depend on the basis, so it is
+the sum over the eigenvectors: a non-negative mixture of :math:`C_z(k)`. The fitted mixture gives
+noise R and push Q at each z. The loss due to them with another memory,
 
-.. math:: J(\beta)=\sum_z\frac{1}{z}\left[R_z\,s^n_\beta(z)+Q_z\,s^w_\beta(z)\right],\qquad s=\mathrm{Var}\,y,
+.. math:: J(\beta)=\sum_z\frac{1}{z}\left[R_z\,s^n_\beta(z)+Q_z\,s^w_\beta(z)\right],
+          \qquad s=\mathrm{Var}\,y,
 
-follows without trying it. In units of lr/2 it is the excess of the loss, :math:`\sum\lambda x^2/2`.
+follows without trying it. In units of lr/2 it is the excess loss, :math:`\sum\lambda x^2/2`.
 
-A loop that is unstable has no variance. Networks do not diverge there: they move to where the curvature is
-as large as the rule bears. So z counts as `YIELDING` times the limit at most; J depends little on it.
+An unstable loop has no variance. Networks do not diverge there: they move to where the curvature
+is as large as the rule tolerates. So z is capped at `YIELDING` times the limit; J depends little on
+it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -31,7 +35,7 @@ from lossnav._base.checks import FloatArray
 
 YIELDING = 0.8
 LAGS = 30
-"""Correlations to use. With more, the 40 values of z are too coarse for the phase of fast swings."""
+"""Correlations to use. With more, the grid of z is too coarse for the phase of fast swings."""
 BLOCKS = 10
 _GRID = 40
 _LEFT = 0.1  # of the gain that may be left for a smaller change
@@ -73,7 +77,7 @@ def variances(z: FloatArray, beta: float, nesterov: bool) -> tuple[FloatArray, F
 def correlations(
     z: FloatArray, beta: float, nesterov: bool, lags: int
 ) -> tuple[FloatArray, FloatArray]:
-    """``E[g_t g_{t+k}]`` for k below ``lags`` ``(z, lags)``, for a unit of noise and a unit of push."""
+    """``E[g_t g_{t+k}]`` for k below ``lags`` ``(z, lags)``, per unit of noise and of push."""
     A, b = loop(z, beta, nesterov)
     noise, push = variances(z, beta, nesterov)
     of_noise, of_push = np.empty((len(z), lags)), np.empty((len(z), lags))
@@ -83,7 +87,7 @@ def correlations(
     for k in range(1, lags):
         before, row = row, np.einsum("zi,zij->zj", row, A)
         of_noise[:, k] = np.einsum("zi,zi->z", row, noise[:, :, 0])
-        of_noise[:, k] += np.einsum("zi,zi->z", before, b)  # y has heard of the noise of the past
+        of_noise[:, k] += np.einsum("zi,zi->z", before, b)  # past noise moved y
         of_push[:, k] = np.einsum("zi,zi->z", row, push[:, :, 0])
     return of_noise, of_push
 
@@ -96,7 +100,7 @@ def _betas() -> FloatArray:
 
 
 def products(g: FloatArray, weight: FloatArray, lags: int) -> FloatArray:
-    """The weighted sums of ``g[t] * g[t + k]`` over coordinates ``(steps, lags)``, NaN past the end."""
+    """Weighted sums of ``g[t] * g[t + k]`` over coordinates ``(steps, lags)``, NaN past the end."""
     result = np.full((len(g), lags), np.nan)
     heavy = g * weight
     for k in range(lags):
@@ -106,7 +110,7 @@ def products(g: FloatArray, weight: FloatArray, lags: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Noise and push at each z, per unit of the gradients' power, as found under one rule."""
+    """Noise and push at each z, per unit of the gradients' power, fitted under one rule."""
 
     z: FloatArray
     noise: FloatArray
@@ -139,41 +143,34 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The memory to use, and how sure that is.
+class MemoryChoice:
+    """The memory to use, and how certain the choice is.
 
     Attributes:
-        beta1, nesterov: What to use. It has nine tenths of what can be gained and is, among those that
-            have, the nearest to what is used now; if a tenth of the steps left out makes the gain a loss, it
-            is what is used now.
-        best: The memory with the least J, with that look-ahead.
-        low, high: 95 % interval of ``best``.
-        gain: J of what is used now less that of the choice, with its standard error.
-        sure: Whether there is a gain whichever tenth of the steps is left out.
-        sharpest: z that 99 % of the gradients' power lie below.
-        residual: How far the fitted correlations are from the measured ones.
-        measured, fitted: The correlations, per unit of power.
+        beta1, nesterov: The choice: of the memories with nine tenths of the possible gain, the
+            nearest to the present one; the present one if the gain is not ``sure``.
+        gain: J of the present memory less that of the choice, with its standard error.
     """
 
     beta1: float
     nesterov: bool
-    best: float
-    low: float
+    best: float  # the memory with the least J, with that look-ahead
+    low: float  # 95 % interval of best
     high: float
     gain: tuple[float, float]
-    sure: bool
-    sharpest: float
-    residual: float
-    measured: FloatArray
+    sure: bool  # whether there is a gain whichever tenth of the steps is left out
+    sharpest: float  # z below which 99 % of the gradients' power lies
+    residual: float  # distance of the fitted correlations from the measured ones
+    measured: FloatArray  # the correlations, per unit of power
     fitted: FloatArray
 
 
 def choose(
     g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = False, lags: int = LAGS
-) -> Choice:
-    """The memory that suits the loop whose gradients were seen.
+) -> MemoryChoice:
+    """Choose the memory that suits the loop that made these gradients.
 
-    Doubt is measured by leaving out a tenth of the steps in turn (a jackknife over blocks of time).
+    Errors come from a jackknife over blocks of time.
 
     Args:
         g: Gradients ``(steps, coordinates)`` under a rule with memory ``beta``.
@@ -207,21 +204,18 @@ def choose(
     at_choice = int(np.where(near, distance, np.inf).argmin())
     gains = replicas[:, own[0], own[1]] - replicas[:, ahead, at_choice]
     sure = bool((gains > 0).all())
-    logs = np.log(1 - betas)
-    error = float(_error(logs[replicas[:, ahead].argmin(axis=1)][:, None])[0])
-    half = 1.96 * error + abs(logs[1] - logs[0])  # and what lies between two values tried
-    low, high = (float(1 - np.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
+    low, high = memory_interval(betas, at, replicas[:, ahead].argmin(axis=1))
     if not sure:
         ahead, at_choice = own
     order = np.cumsum(mixture.share) / mixture.share.sum()
     noise, push = correlations(mixture.z, beta, nesterov, lags)
-    return Choice(
+    return MemoryChoice(
         beta1=float(betas[at_choice]),
         nesterov=bool(ahead),
         best=float(betas[at]),
         low=low,
         high=high,
-        gain=(float(J[own] - J[ahead, at_choice]), float(_error(gains[:, None])[0])),
+        gain=(float(J[own] - J[ahead, at_choice]), jackknife_error(gains)),
         sure=sure,
         sharpest=float(mixture.z[int(np.searchsorted(order, 0.99))]),
         residual=mixture.residual,
@@ -230,8 +224,16 @@ def choose(
     )
 
 
-def _error(replicas: FloatArray) -> FloatArray:
-    """The jackknife's standard error over the first axis."""
+def jackknife_error(replicas: FloatArray) -> float:
+    """Standard error of an estimate from its values with one part of the data left out."""
     n = len(replicas)
-    result: FloatArray = np.sqrt((n - 1) / n * np.sum((replicas - replicas.mean(0)) ** 2, axis=0))
-    return result
+    return math.sqrt((n - 1) / n * float(np.sum((replicas - replicas.mean()) ** 2)))
+
+
+def memory_interval(betas: FloatArray, at: int, replicas: Any) -> tuple[float, float]:
+    """95 % interval of the memory ``betas[at]``; ``replicas`` are the choices of the jackknife."""
+    logs = np.log(1 - betas)
+    # Also the spacing of the grid.
+    half = 1.96 * jackknife_error(logs[replicas]) + abs(logs[1] - logs[0])
+    low, high = (float(1 - math.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
+    return low, high

@@ -1,8 +1,8 @@
-r"""How curvature goes with the variance of gradients: :math:`\kappa`, the exponent, and the discount that fits.
+r"""Curvature as a function of gradient variance: :math:`\kappa`, the exponent, and the discount.
 
 The belief is :math:`h=\kappa v`. A rule with discount :math:`\Gamma` moves by :math:`m/D`, with
-:math:`D=\Gamma+\sqrt{\Gamma^2+v}`; without discount the best D is :math:`\sqrt h`. So the rule suits curvatures
-:math:`h\propto(\Gamma+\sqrt{\Gamma^2+v})^2`, which no longer fall with v where :math:`\sqrt v\ll\Gamma`.
+:math:`D=\Gamma+\sqrt{\Gamma^2+v}`; without discount the best D is :math:`\sqrt h`. So the rule
+suits curvatures :math:`h\propto D^2`, which no longer fall with v where :math:`\sqrt v\ll\Gamma`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.estimates import Estimate
+from lossnav.inference.assumptions import Estimate
+from lossnav.inference.calibration.closed_loop import memory_interval
+from lossnav.inference.fit.least_squares import of_samples
+from lossnav.rules.family import speed_limit
 
 BINS = 12
 LEFT = 0.1  # of the gain that may be left for a smaller change
@@ -24,42 +26,32 @@ _STEPS = 121
 
 @dataclass(frozen=True)
 class CurvatureLaw:
-    """What was found.
+    """The fitted law."""
 
-    Attributes:
-        kappa: Curvature for each unit of variance: the sum of h over the sum of v.
-        exponent: p of h ~ v**p; Adam assumes one.
-        gamma: The discount that fits; its interval begins at zero where none is needed.
-        variance, curvature: The mean of each in bins of v, for drawing.
-    """
-
-    kappa: Estimate
-    exponent: Estimate
-    gamma: Estimate
-    variance: FloatArray
+    kappa: Estimate  # curvature per unit of variance: the sum of h over the sum of v
+    exponent: Estimate  # p of h ~ v**p; Adam assumes one
+    gamma: Estimate  # the discount; its interval begins at zero where none is needed
+    variance: FloatArray  # the mean of each in bins of v, for drawing
     curvature: FloatArray
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Which memory of squared gradients to use.
+class VarianceMemory:
+    """The memory of squared gradients to use.
 
     Attributes:
-        beta2: Nine tenths of the way to the best proxy of curvature, with the least change; what is used
-            now if a probe left out makes that worse.
-        best: The memory of the best proxy.
-        sure: Whether the choice is better whichever probe is left out.
+        beta2: Of those with nine tenths of the possible gain, the nearest to the present one; the
+            present one if the gain is not ``sure``.
     """
 
     beta2: float
-    best: Estimate
-    sure: bool
+    best: Estimate  # the memory that makes v the best proxy of curvature
+    sure: bool  # whether the choice is better whichever probe is left out
 
 
 def kappa(h: FloatArray, v: FloatArray, weight: FloatArray) -> Estimate:
     """Curvature for each unit of variance, from probes ``h`` ``(probes, coordinates)``."""
-    each = (h @ weight) / float(v @ weight)
-    return _mean(each)
+    return of_samples((h @ weight) / float(v @ weight), 0.0)
 
 
 def fit(h: FloatArray, v: FloatArray, weight: FloatArray) -> CurvatureLaw:
@@ -99,11 +91,11 @@ def fit(h: FloatArray, v: FloatArray, weight: FloatArray) -> CurvatureLaw:
     )
 
 
-def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Memory:
+def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> VarianceMemory:
     r"""The memory of squared gradients that makes v the best proxy of the measured curvature.
 
-    For each memory, v at the end of the run explains :math:`(\sum w\bar hv)^2/\sum wv^2` of the squares of
-    the mean probe, where the spread of a probe, 1/w, is taken in proportion to v.
+    For each memory, v at the end of the run explains :math:`(\sum w\bar hv)^2/\sum wv^2` of the
+    squares of the mean probe, where the variance of a probe, 1/w, is proportional to v.
 
     Args:
         g: Gradients ``(steps, coordinates)``, up to the point where ``h`` was measured.
@@ -129,12 +121,8 @@ def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Me
     near = score >= score[at] - LEFT * (score[at] - score[own])
     choice = int(np.where(near, np.abs(logs - logs[own]), np.inf).argmin())
     sure = bool((left_out[:, choice] > left_out[:, own]).all() and score[choice] > 0)
-    places = logs[left_out.argmax(axis=1)]
-    n = len(places)
-    error = math.sqrt((n - 1) / n * float(np.sum((places - places.mean()) ** 2)))
-    half = 1.96 * error + abs(logs[1] - logs[0])  # and what lies between two values tried
-    low, high = (float(1 - math.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
-    return Memory(
+    low, high = memory_interval(betas, at, left_out.argmax(axis=1))
+    return VarianceMemory(
         beta2=float(betas[choice] if sure else beta2),
         best=Estimate(float(betas[at]), low, high),
         sure=sure,
@@ -147,21 +135,12 @@ def _as_power(v: FloatArray, p: float) -> FloatArray:
 
 
 def _with_discount(v: FloatArray, gamma: float) -> FloatArray:
-    result: FloatArray = (gamma + np.sqrt(gamma * gamma + v)) ** 2
+    result: FloatArray = speed_limit(np.sqrt(v), gamma) ** 2
     return result
 
 
-def _mean(values: FloatArray) -> Estimate:
-    n = len(values)
-    half = (
-        float(student.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
-    )
-    middle = float(values.mean())
-    return Estimate(middle, middle - half, middle + half)
-
-
 def _least(at: FloatArray, misfit: FloatArray, bins: int) -> Estimate:
-    """The least misfit, with all that is within 3.84 of it; more, if even the best misfits."""
+    """The least misfit, with all within 3.84 of it; more, if even the best misfits."""
     room = 3.84 * max(1.0, float(misfit.min()) / max(bins - 2, 1))
     near = np.flatnonzero(misfit <= misfit.min() + room)
     # up to the next value that was tried and is worse; the first value is an end by itself

@@ -1,56 +1,57 @@
-r"""How likely gradients are under the belief of `lossnav.problem.belief.adaptive`, and the constants that fit best.
+r"""Maximum likelihood of gradients under the belief of `lossnav.problem.belief.adaptive`.
 
-In each coordinate the mean gradient is an Ornstein-Uhlenbeck process, seen through noise, and our own
-moves change it by curvature times move (steps of time one):
+In each coordinate the mean gradient is an Ornstein-Uhlenbeck process, observed with noise, and our
+own moves change it by curvature times move (steps of time one):
 
-.. math:: m_{t+1}=e^{-\alpha}m_t+\kappa v\,\Delta\theta_t+w_t,\quad w\sim N(0, rR),\qquad g_t=m_t+n_t,\quad n\sim N(0, R).
+.. math:: m_{t+1}=e^{-\alpha}m_t+\kappa v\,\Delta\theta_t+w_t,\quad w\sim N(0, rR),
+          \qquad g_t=m_t+n_t,\quad n\sim N(0, R).
 
-The Kalman filter turns gradients into surprises :math:`e_t=g_t-m^-_t` that are independent, of variance
-:math:`F_tR`, so that :math:`-2\log p=\sum_t\log(F_tR)+e_t^2/(F_tR)`. R belongs to the coordinate and has a closed
-form; :math:`\alpha`, r and :math:`\kappa` are shared. With R = 1 the filter's gains are the same for all coordinates.
+The innovations :math:`e_t=g_t-m^-_t` of the Kalman filter are independent, of variance
+:math:`F_tR`, so that :math:`-2\log p=\sum_t\log(F_tR)+e_t^2/(F_tR)`. R belongs to the coordinate
+and has a closed form; :math:`\alpha`, r and :math:`\kappa` are shared. With R = 1 all coordinates
+share the filter's gains.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.estimates import Estimate
+from lossnav.inference.assumptions import Estimate
 
+Terms = Callable[[FloatArray], FloatArray]
+"""-log p of each step, as a function of the numbers that are fitted."""
 _SETTLED = 1e-13
 _TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Wandering:
-    r"""What fits best, with 95 % intervals.
+class MeanProcess:
+    r"""The fitted process, with 95 % intervals.
 
     Attributes:
-        alpha: Rate at which the mean gradient is forgotten, for each step; 1/alpha is its memory.
-        ratio: r, the variance that the mean gains in a step, in units of the noise's: :math:`\xi^2/\sigma^2`.
-        noise: R of each coordinate: :math:`\sigma^2`.
-        kappa: Curvature for each unit of variance that our own moves show, or None without moves.
-        gain: K that the filter settles at.
-        beta1: :math:`e^{-\alpha}(1-K)`: the memory with which an average predicts the next gradient best.
-        loglik: The largest log-likelihood.
+        ratio: r: variance of the mean's change in a step over that of the noise,
+            :math:`\xi^2/\sigma^2`.
     """
 
-    alpha: Estimate
+    alpha: Estimate  # rate at which the mean gradient is forgotten, per step
     ratio: Estimate
-    noise: FloatArray
-    kappa: Estimate | None
-    gain: Estimate
-    beta1: Estimate
-    loglik: float
+    noise: FloatArray  # R of each coordinate: sigma^2
+    kappa: Estimate | None  # curvature per unit of variance, from our own moves; None without moves
+    gain: Estimate  # steady gain K of the filter
+    beta1: Estimate  # exp(-alpha) (1 - K): the memory of the average that predicts gradients best
+    loglik: float  # the largest log-likelihood
 
 
 def steady_gain(a: float, ratio: float) -> float:
-    r"""The gain that the filter settles at for :math:`R=1`.
+    r"""The steady gain of the filter for :math:`R=1`.
 
     :math:`P=K` after an observation and :math:`P^-=a^2P+r` before the next, so
     :math:`a^2K^2+(1+r-a^2)K-r=0`.
@@ -63,12 +64,12 @@ def steady_gain(a: float, ratio: float) -> float:
     return 2 * ratio / (b + math.sqrt(b * b + 4 * a * a * ratio))
 
 
-def surprises(
+def innovations(
     g: FloatArray, a: float, ratio: float, inputs: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
-    """The surprises ``(steps, coordinates)`` and their variances F ``(steps,)``, in units of R.
+    """Innovations ``(steps, coordinates)`` and their variances F ``(steps,)``, in units of R.
 
-    The mean starts from its stationary law. ``inputs`` are added to the mean after each step.
+    The mean starts from its stationary distribution; ``inputs`` are added to it after each step.
     """
     steps = len(g)
     before = ratio / max(-math.expm1(2 * math.log(a)) if a < 1 else 0.0, 1e-12)
@@ -109,33 +110,34 @@ def log_likelihood(
         >>> round(log_likelihood(np.array([[0.5]]), 0.9, 0.19, np.array([1.0])), 4)  # N(0, 1 + 1)
         -1.328
     """
-    e, F = surprises(g, a, ratio, inputs)
+    e, F = innovations(g, a, ratio, inputs)
     spread = F[:, None] * noise
     return float(-0.5 * np.sum(np.log(2 * math.pi * spread) + e * e / spread))
 
 
-def fit(g: FloatArray, moves: FloatArray | None = None, near: Wandering | None = None) -> Wandering:
+def fit(
+    g: FloatArray, moves: FloatArray | None = None, near: MeanProcess | None = None
+) -> MeanProcess:
     r"""Fit alpha, r and, with moves, kappa to the gradients of coordinates that share them.
 
-    The intervals allow for coordinates that depend on each other, as those of one batch do: terms of
-    different steps are uncorrelated whatever the coordinates do, so the variance of the estimate is
-    :math:`A^{-1}\big(\sum_t s_ts_t^T\big)A^{-1}` with :math:`s_t` the score of step t over all coordinates and A
-    the information.
+    Coordinates of one batch depend on each other, but terms of different steps are uncorrelated.
+    So the variance of the estimate is :math:`A^{-1}\big(\sum_t s_ts_t^T\big)A^{-1}`, with
+    :math:`s_t` the score of step t over all coordinates and A the information.
 
     Args:
         g: Gradients ``(steps, coordinates)``; coordinates that are always zero are left out.
         moves: The update after each gradient, of the same shape.
-        near: Where to look first, such as the fit of all tensors for one of them.
+        near: Another start, such as the fit of all tensors for one of them.
     """
     power = np.mean(g * g, axis=0)
     alive = power > _TINY
     if len(g) < 8 or not alive.any():
         raise ValueError(
-            f"{len(g)} gradients of {int(alive.sum())} coordinates that are not always zero cannot show "
-            "a memory: at least 8 gradients of one coordinate are needed."
+            f"{len(g)} gradients of {int(alive.sum())} coordinates that are not always zero cannot "
+            "show a memory: at least 8 gradients of one coordinate are needed."
         )
     unit = np.sqrt(power[alive])
-    seen = g[:, alive] / unit
+    scaled_g = g[:, alive] / unit
     # kappa v times move, in units of the coordinate's deviation; a scale of order one for kappa
     pushes = None if moves is None else moves[:, alive] * unit
     scale = 1.0
@@ -146,27 +148,27 @@ def fit(g: FloatArray, moves: FloatArray | None = None, near: Wandering | None =
     def terms(x: FloatArray) -> FloatArray:
         """-log p of each step, with R at its best."""
         a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-        e, F = surprises(seen, a, ratio, None if pushes is None else x[2] * pushes)
+        e, F = innovations(scaled_g, a, ratio, None if pushes is None else x[2] * pushes)
         scaled = e * e / F[:, None]
         noise = scaled.mean(axis=0)
         total = np.log(noise) + scaled / noise
-        result: FloatArray = 0.5 * (seen.shape[1] * np.log(F) + total.sum(axis=1))
+        result: FloatArray = 0.5 * (scaled_g.shape[1] * np.log(F) + total.sum(axis=1))
         return result
 
     x = _least(terms, 2 if pushes is None else 3, near)
     spread = _spread(terms, x)
     a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-    e, F = surprises(seen, a, ratio, None if pushes is None else x[2] * pushes)
+    e, F = innovations(scaled_g, a, ratio, None if pushes is None else x[2] * pushes)
     noise = np.zeros(g.shape[1])
     noise[alive] = (e * e / F[:, None]).mean(axis=0) * unit**2
     root = np.sqrt(np.diag(spread))
 
-    def interval(function: object, i: int | None = None) -> Estimate:
+    def interval(function: Callable[[Any], float], i: int | None = None) -> Estimate:
         if i is not None:
             ends = (x[i], x[i] - 1.96 * root[i], x[i] + 1.96 * root[i])
-            return Estimate(*(function(end) for end in ends))  # type: ignore[operator]
-        value = function(x)  # type: ignore[operator]
-        slope = np.array([(function(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])  # type: ignore[operator]
+            return Estimate(*(function(end) for end in ends))
+        value = function(x)
+        slope = np.array([(function(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])
         # through the logit, so that the ends stay between zero and one
         where = math.log(value / (1 - value))
         half = 1.96 * math.sqrt(float(slope @ spread @ slope)) / (value * (1 - value))
@@ -179,7 +181,7 @@ def fit(g: FloatArray, moves: FloatArray | None = None, near: Wandering | None =
         return math.exp(-math.exp(y[0])) * (1 - gain(y))
 
     constant = len(g) * (0.5 * math.log(2 * math.pi) * alive.sum() + np.log(unit).sum())
-    return Wandering(
+    return MeanProcess(
         alpha=interval(math.exp, 0),
         ratio=interval(math.exp, 1),
         noise=noise,
@@ -190,13 +192,13 @@ def fit(g: FloatArray, moves: FloatArray | None = None, near: Wandering | None =
     )
 
 
-def _least(terms: object, size: int, near: Wandering | None) -> FloatArray:
+def _least(terms: Terms, size: int, near: MeanProcess | None) -> FloatArray:
     """The best of a few starts: slow and fast memories, weak and strong means."""
 
     def total(x: FloatArray) -> float:
         if not (-12 < x[0] < 3 and -18 < x[1] < 12):  # beyond these nothing changes
             return 1e12 * float(np.sum(np.abs(x)))
-        return float(terms(x).sum())  # type: ignore[operator]
+        return float(terms(x).sum())
 
     starts = [np.array([la, lr] + [0.0] * (size - 2)) for la in (-4.0, -0.5) for lr in (-6.0, -2.0)]
     if near is not None:
@@ -209,13 +211,13 @@ def _least(terms: object, size: int, near: Wandering | None) -> FloatArray:
     return best
 
 
-def _spread(terms: object, x: FloatArray) -> FloatArray:
+def _spread(terms: Terms, x: FloatArray) -> FloatArray:
     """The covariance of the estimate: information, scores of each step, information."""
     n, h = len(x), 1e-3
     eye = h * np.eye(n)
-    f: FloatArray = terms(x)  # type: ignore[operator]
-    up = [terms(x + d) for d in eye]  # type: ignore[operator]
-    down = [terms(x - d) for d in eye]  # type: ignore[operator]
+    f: FloatArray = terms(x)
+    up = [terms(x + d) for d in eye]
+    down = [terms(x - d) for d in eye]
     scores = np.array([(u - d) / (2 * h) for u, d in zip(up, down, strict=True)])
     A = np.empty((n, n))
     for i in range(n):
@@ -223,7 +225,7 @@ def _spread(terms: object, x: FloatArray) -> FloatArray:
             if i == j:
                 value = (up[i] - 2 * f + down[i]).sum()
             else:
-                both = terms(x + eye[i] + eye[j]) + terms(x - eye[i] - eye[j])  # type: ignore[operator]
+                both = terms(x + eye[i] + eye[j]) + terms(x - eye[i] - eye[j])
                 value = (both - up[i] - up[j] - down[i] - down[j] + 2 * f).sum() / 2
             A[i, j] = A[j, i] = value / h**2
     inverse = np.linalg.pinv(A, hermitian=True)

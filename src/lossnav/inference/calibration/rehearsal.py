@@ -1,4 +1,4 @@
-"""Train a copy of a model for a while and watch the gradients; the model itself is left as it was."""
+"""Train a copy of a model and record its gradients; the model itself stays as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.log.samples import Lot, about, lots_of
+from lossnav.inference.log.recorder import Samples, about, samples_of
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 LEAST = 40
@@ -23,35 +23,36 @@ _MOST_COORDINATES = 20_000
 
 @dataclass
 class Rehearsal:
-    """What was seen while the copy trained.
+    """Measurements while the copy trained.
 
     Attributes:
-        grad, move: Gradients and updates of some coordinates ``(steps, coordinates)``.
-        tensor: Which tensor each coordinate is of; ``weight``: how many coordinates it stands for.
-        names: Of the tensors.
-        loss: The loss of each batch.
-        rule: The first group's settings: ``lr``, ``beta1``, ``beta2`` (None for SGD), ``nesterov``, ``gamma``,
-            and ``saturation``, as it is without a share.
-        curvature: Estimates of the Hessian's diagonal at those coordinates at the end, one row for each
-            probe; empty if it could not be had, for the reason in ``no_curvature``.
+        rule: The first group's settings: ``lr``, ``beta1``, ``beta2`` (None for SGD), ``nesterov``,
+            ``gamma``, and the ``saturation`` that has the same effect without a share.
+        curvature: Estimates of the Hessian's diagonal at the end, one row per probe; empty if it
+            could not be measured, for the reason in ``no_curvature``.
     """
 
-    grad: FloatArray
+    grad: FloatArray  # gradients and updates of some coordinates (steps, coordinates)
     move: FloatArray
-    tensor: Any
+    tensor: Any  # tensor of each coordinate, and how many coordinates it stands for
     weight: FloatArray
-    names: tuple[str, ...]
-    loss: FloatArray
+    names: tuple[str, ...]  # names of the tensors
+    loss: FloatArray  # the loss of each batch
     rule: dict[str, Any]
     curvature: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     no_curvature: str = ""
 
 
 def rehearse(
-    model: torch.nn.Module, loss: Loss, data: Iterable[Any], *, batches: int, optimizer: Any,
-    probes: int, seed: int,
-) -> Rehearsal:  # fmt: skip
-    """Train a copy on ``batches`` batches, then look at its curvature with ``probes`` more."""
+    model: torch.nn.Module,
+    loss: Loss,
+    data: Iterable[Any],
+    batches: int,
+    optimizer: Any,
+    probes: int,
+    seed: int,
+) -> Rehearsal:
+    """Train a copy on ``batches`` batches, then measure its curvature with ``probes`` more."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, but a {type(model).__name__} was given.")
     if batches < LEAST:
@@ -84,10 +85,10 @@ def _generators_kept() -> Iterator[None]:
 
 def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     if isinstance(optimizer, torch.optim.Optimizer):
-        held = {id(p) for p in model.parameters()}
-        if any(id(p) not in held for group in optimizer.param_groups for p in group["params"]):
+        owned = {id(p) for p in model.parameters()}
+        if any(id(p) not in owned for group in optimizer.param_groups for p in group["params"]):
             raise ValueError(
-                "The optimizer has parameters that the model has not: give the model that it trains."
+                "The optimizer has parameters that the model lacks: give the model that it trains."
             )
     try:
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -95,8 +96,8 @@ def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torc
         twin = copy.deepcopy(model)
     except Exception as error:
         raise ValueError(
-            f"The model cannot be copied ({type(error).__name__}: {error}), and calibrate does not train "
-            "the model itself."
+            f"The model cannot be copied ({type(error).__name__}: {error}), and calibrate does not "
+            "train the model itself."
         ) from None
     if optimizer is None:
         from lossnav.optim.torch import Navigator
@@ -105,24 +106,26 @@ def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torc
     made = optimizer(twin.parameters()) if callable(optimizer) else None
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            "optimizer must be an optimizer of PyTorch, or a function that makes one from parameters, "
-            f"but a {type(optimizer if made is None else made).__name__} was given."
+            "optimizer must be an optimizer of PyTorch, or a function that makes one from "
+            f"parameters, but a {type(optimizer if made is None else made).__name__} was given."
         )
     return twin, made
 
 
 def _run(
-    twin: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Loss, data: Iterable[Any],
-    batches: int, probes: int, seed: int,
-) -> Rehearsal:  # fmt: skip
+    twin: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    data: Iterable[Any],
+    batches: int,
+    probes: int,
+    seed: int,
+) -> Rehearsal:
     rule = rule_of(optimizer)
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    lots = lots_of(
-        optimizer,
-        min(4096, max(4, _MOST_COORDINATES // max(count, 1))),
-        np.random.default_rng(seed),
-    )
-    facts = about(optimizer, lots)
+    each = min(4096, max(4, _MOST_COORDINATES // max(count, 1)))
+    samples = samples_of(optimizer, each, np.random.default_rng(seed))
+    facts = about(optimizer, samples)
     feed = _endless(data)
     grads: list[FloatArray] = []
     moves: list[FloatArray] = []
@@ -131,28 +134,31 @@ def _run(
         optimizer.zero_grad()
         value = _value(loss(twin, next(feed)), len(losses))
         value.backward()
-        g, theta = _row(lots, Lot.gradients), _row(lots, Lot.parameters)
+        g, theta = _row(samples, Samples.gradients), _row(samples, Samples.parameters)
         optimizer.step()
         grads.append(g)
-        moves.append(_row(lots, Lot.parameters) - theta)
+        moves.append(_row(samples, Samples.parameters) - theta)
         losses.append(float(value.detach()))
     grad, move = np.array(grads), np.array(moves)
     if np.isnan(grad).all():
         raise ValueError(
-            "No parameter of the copy had a gradient: loss(model, batch) must use the model it is given."
+            "No parameter of the copy had a gradient: loss(model, batch) must use the model it is "
+            "given."
         )
     grad = np.nan_to_num(grad)
     sizes = np.array([math.prod(facts["shapes"][i]) for i in range(len(facts["names"]))])
     sampled = np.bincount(facts["tensor"], minlength=len(sizes))
     weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
-    seen = Rehearsal(grad, move, facts["tensor"], weight, facts["names"], np.array(losses), rule)
+    rehearsal = Rehearsal(
+        grad, move, facts["tensor"], weight, facts["names"], np.array(losses), rule
+    )
     if probes:
         try:
-            rows = [_probe(twin, lots, loss, next(feed)) for _ in range(probes)]
-            seen.curvature = np.array(rows)
+            rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
+            rehearsal.curvature = np.array(rows)
         except RuntimeError as error:
-            seen.no_curvature = f"the loss cannot be differentiated twice ({error})"
-    return seen
+            rehearsal.no_curvature = f"the loss cannot be differentiated twice ({error})"
+    return rehearsal
 
 
 def _value(value: Any, step: int) -> torch.Tensor:
@@ -164,20 +170,21 @@ def _value(value: Any, step: int) -> torch.Tensor:
         )
     if not torch.isfinite(value.detach()):
         raise FloatingPointError(
-            f"The loss of batch {step} is {float(value.detach())}: the copy diverged. Use a smaller lr."
+            f"The loss of batch {step} is {float(value.detach())}: the copy diverged. Use a "
+            "smaller lr."
         )
     return value
 
 
-def _row(lots: list[Lot], what: Callable[[Lot], torch.Tensor]) -> FloatArray:
-    result: FloatArray = np.concatenate([what(lot).double().cpu().numpy() for lot in lots])
+def _row(samples: list[Samples], what: Callable[[Samples], torch.Tensor]) -> FloatArray:
+    result: FloatArray = np.concatenate([what(one).double().cpu().numpy() for one in samples])
     return result
 
 
-def _probe(twin: torch.nn.Module, lots: list[Lot], loss: Loss, batch: Any) -> FloatArray:
-    """Signs times the Hessian of a batch times signs: the diagonal, on average (Hutchinson)."""
-    tensors = [sample.tensor for lot in lots for sample in lot.samples]
-    params = [p for p in tensors if p.requires_grad]
+def _probe(twin: torch.nn.Module, samples: list[Samples], loss: Loss, batch: Any) -> FloatArray:
+    """Hutchinson's estimate of the diagonal of a batch's Hessian."""
+    coordinates = [each for one in samples for each in one.coordinates]
+    params = [each.tensor for each in coordinates if each.tensor.requires_grad]
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         grads = torch.autograd.grad(loss(twin, batch), params, create_graph=True, allow_unused=True)
         signs = [torch.randint(0, 2, p.shape, device=p.device).to(p.dtype) * 2 - 1 for p in params]
@@ -187,14 +194,14 @@ def _probe(twin: torch.nn.Module, lots: list[Lot], loss: Loss, batch: Any) -> Fl
         id(p): None if product is None else product.detach() * s
         for p, product, s in zip(params, products, signs, strict=True)
     }
-    parts = [s.of(found.get(id(s.tensor))) for lot in lots for s in lot.samples]
+    parts = [each.of(found.get(id(each.tensor))) for each in coordinates]
     row = torch.cat([part.double().cpu() for part in parts]).numpy()
     result: FloatArray = np.nan_to_num(row)
     return result
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the loop needs to know of an optimizer, by the names of its first group's settings."""
+    """The settings of an optimizer's first group, by common names."""
     group = optimizer.param_groups[0]
     rule = {
         "name": type(optimizer).__name__,
@@ -214,20 +221,20 @@ def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         rule["beta1"] = float(group["momentum"])
     else:
         raise ValueError(
-            f"{type(optimizer).__name__} has neither betas nor momentum, so its memory is not known: "
-            "calibrate with the optimizer None, or with one that has."
+            f"{type(optimizer).__name__} has neither betas nor momentum, so its memory is not "
+            "known: calibrate with the optimizer None, or with one that has."
         )
     return rule
 
 
 def _saturation(group: dict[str, Any]) -> float:
-    """At a constant rate, a saturation c of which a is shared is one of (1-a)c/(1+ac) with none shared."""
+    """At a constant rate, saturation c with the share a acts as (1-a)c/(1+ac) with none."""
     c, a = float(group.get("saturation", 0.0)), float(group.get("shared", 0.0))
     return (1 - a) * c / (1 + a * c)
 
 
 def _endless(data: Iterable[Any]) -> Iterator[Any]:
-    """The batches again and again; an iterator that cannot start again ends in a sentence."""
+    """The batches again and again; an error if they cannot restart."""
     given = 0
     while True:
         before = given
@@ -236,6 +243,6 @@ def _endless(data: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if given == before:
             raise ValueError(
-                f"The data ended after {given} batches and cannot start again: give a list, a DataLoader, "
-                "or fewer batches."
+                f"The data ended after {given} batches and cannot start again: give a list, a "
+                "DataLoader, or fewer batches."
             )

@@ -1,7 +1,7 @@
-"""Which member of the diagonal family it is: probes give the start, least squares the numbers.
+"""Fit of a diagonal member of the family: probes give the start, least squares the numbers.
 
-Each part that a member may have (a variance about the mean, a Kalman gain, a bent step, ...) is tried where
-the simpler model leaves something unexplained, and kept if it explains most of that.
+Each part that a member may have (a centered variance, a Kalman gain, saturation, ...) is tried
+where the simpler model leaves a residual, and kept if it explains most of it.
 """
 
 from __future__ import annotations
@@ -13,187 +13,169 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.fit.least_squares import Fit, distance, fit
-from lossnav.inference.fit.model import Model
-from lossnav.inference.probes.black_box import BlackBox
-from lossnav.inference.probes.gradients import lesson
-from lossnav.inference.probes.memory import Echo, Relaxation, signs
-from lossnav.inference.probes.response import Shape
+from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes.memory import ImpulseResponse, Relaxation
+from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs, training_gradients
+from lossnav.inference.probes.response import Response
 
 EARLY = 10
-"""First steps that do not count: how a memory starts is looked at by itself."""
+"""First steps that are left out: how a memory starts is measured separately."""
 _EXACT = 2e-5
-_TRACE = 1e-4  # a saturation below this changes no step that could be told
-_WORTH = 0.6  # a part is kept if it leaves less than this share of what was left
-_CORNERS = ("discount", "eps", "root")
+_TRACE = 1e-4  # a saturation below this changes no step measurably
+_WORTH = 0.6  # a part is kept if it reduces the residual to less than this share
+_CORNERS = {"discount": "gamma", "eps": "eps", "root": "root"}
+_STARTS = [(True, True), (False, False), (False, True), (True, False)]
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Gradients and the steps that they gave."""
+class Observations:
+    """Gradients and the steps that followed."""
 
     grads: FloatArray
     steps: FloatArray
-    noise: FloatArray | None = None
-    """Of the steps of each tensor, if they have any."""
+    noise: FloatArray | None = None  # of each tensor's steps, if it is known
+    random: bool = False
 
-    def part(self, tensors: int, steps: int) -> Lesson:
-        """Some of it, for a quick look."""
+    def part(self, tensors: int, steps: int) -> Observations:
+        """A part of them, for quick fits."""
         noise = None if self.noise is None else self.noise[:tensors]
-        return Lesson(self.grads[:steps, :tensors], self.steps[:steps, :tensors], noise)
+        part = slice(steps), slice(tensors)
+        return Observations(self.grads[part], self.steps[part], noise, self.random)
 
-    def fit(self, model: Model, names: Sequence[str], skip: int = EARLY, rounds: int = 30) -> Fit:
-        """The model that explains it best."""
-        random = self.noise is not None
-        return fit(
-            model, names, self.grads, self.steps, random=random, skip=skip, rounds=rounds,
-            noise=self.noise,
-        )  # fmt: skip
+    def fit(
+        self, model: DiagonalModel, names: Sequence[str], skip: int = EARLY, rounds: int = 30
+    ) -> Fit:
+        """Fit settings of a model to them."""
+        weights = {"random": self.noise is not None, "noise": self.noise}
+        return fit(model, names, self.grads, self.steps, skip=skip, rounds=rounds, **weights)  # type: ignore[arg-type]
 
 
-def sizes_about(size: float, shape: Shape) -> FloatArray:
-    """Sizes of gradients that show the corner of the response, if it has one, and what lies away from it."""
-    away = size * np.array([1.0, 0.1, 10.0])
-    if shape.form in _CORNERS and shape.corner > 0:
-        return np.concatenate([away, shape.corner * np.array([0.3, 1.0, 3.0])])
+def sizes_about(probed: ProbedOptimizer, response: Response) -> FloatArray:
+    """Sizes of gradients around the corner of the response, if it has one, and away from it."""
+    away = probed.size * np.array([1.0, 0.1, 10.0])
+    if response.form in _CORNERS and response.corner > 0:
+        return np.concatenate([away, response.corner * np.array([0.3, 1.0, 3.0])])
     return away
 
 
-def with_corner(model: Model, shape: Shape) -> Model:
-    """The model with what bends the response put in."""
-    if shape.form == "discount":
-        return replace(model, gamma=shape.corner)
-    if shape.form == "eps":
-        return replace(model, eps=shape.corner)
-    return replace(model, root=shape.corner) if shape.form == "root" else model
+def with_corner(model: DiagonalModel, response: Response) -> DiagonalModel:
+    """The model with the corner of the response."""
+    name = _CORNERS.get(response.form)
+    return model if name is None else replace(model, **{name: response.corner})  # type: ignore[arg-type]
 
 
-def first_model(shape: Shape, echo: Echo, relaxed: Relaxation, size: float) -> Model:
-    """What the probes alone say."""
-    filter_ = Model(
-        echo.total, beta1=echo.beta1, fresh=echo.fresh if abs(echo.fresh) > 3e-3 else 0.0
-    )
+def first_model(
+    response: Response, impulse: ImpulseResponse, relaxed: Relaxation, size: float
+) -> DiagonalModel:
+    """The model that the probes alone suggest."""
+    fresh = impulse.fresh if abs(impulse.fresh) > 3e-3 else 0.0
+    model = DiagonalModel(impulse.total, beta1=impulse.beta1, fresh=fresh)
     if relaxed.beta2 is None:
-        return filter_
+        return model
     model = replace(
-        filter_,
+        model,
         beta2=min(relaxed.beta2, 1 - 1e-5),
         growth=relaxed.growth,
         diffuse=(relaxed.diffuse, relaxed.diffuse),
     )
-    model = with_corner(model, shape)
+    model = with_corner(model, response)
     D = model.scales(np.full((60, 1, 1), size))[-1, 0, 0]
-    return replace(model, lr=echo.total * float(D))
+    return replace(model, lr=impulse.total * float(D))
 
 
-def numbers(model: Model) -> list[str]:
-    """The settings of a model that are worth fitting."""
+def _free(model: DiagonalModel) -> list[str]:
+    """The settings of a model to fit."""
     names = ["lr"]
     names += ["beta1"] if model.beta1 else []
-    # Where gains go by noise, a look-ahead has the gain of each coordinate, and no weight of its own.
+    # With a Kalman gain, the look-ahead uses the gain of each coordinate.
     names += ["fresh"] if model.fresh and not model.by_noise else []
+    optional = ["trend", "kappa", "saturation"]
     if model.beta2 is not None:
         names += ["growth"] if model.growth is not None else ["beta2"]
-        names += [name for name in ("gamma", "eps", "root") if getattr(model, name)]
-    names += [name for name in ("trend", "kappa", "saturation") if getattr(model, name)]
-    return names
+        optional = ["gamma", "eps", "root", *optional]
+    return names + [name for name in optional if getattr(model, name)]
 
 
 def identify(
-    box: BlackBox, rng: np.random.Generator, start: Model, sizes: FloatArray, *,
-    by_noise: bool = False, random: bool = False,
-) -> tuple[Fit, Lesson]:  # fmt: skip
-    """The member whose steps are nearest, and the lesson it was learnt from."""
-    g = lesson(rng, box.shape, sizes)
-    seen = Lesson(g, box.run(g))
+    probed: ProbedOptimizer, start: DiagonalModel, sizes: FloatArray, *, by_noise: bool = False
+) -> tuple[Fit, Observations]:
+    """Fit the member whose steps are nearest; also returns the observations."""
+    g = training_gradients(probed, sizes)
+    observed = Observations(g, probed.run(g))
     noise = 0.0
-    if random:
-        again = box.run(g)
-        noise = distance(seen.steps, again) / 2
-        gap = (seen.steps - again) / 2
+    if probed.random:
+        again = probed.run(g)
+        noise = distance(observed.steps, again) / 2
+        gap = (observed.steps - again) / 2
         each = np.sqrt((gap**2).mean(axis=(0, *range(2, gap.ndim))))
-        seen = Lesson(g, (seen.steps + again) / 2, each)
-    return settle(start, seen, by_noise=by_noise, random=random, noise=noise), seen
+        observed = Observations(g, (observed.steps + again) / 2, each, random=True)
+    return _settle(replace(start, by_noise=by_noise), observed, noise), observed
 
 
-def identify_factored(
-    box: BlackBox, rng: np.random.Generator, start: Model, size: float, *, random: bool = False
-) -> tuple[Fit, Lesson]:
-    """The same where rows and columns have scales: gradients are signs times such scales.
+def identify_factored(probed: ProbedOptimizer, start: DiagonalModel) -> tuple[Fit, Observations]:
+    """The same for a rule with scales for rows and columns, on signs times such scales.
 
-    Then each coordinate's variance is the product that is believed, so that the model is diagonal. The
-    scale only falls, which keeps a limit on the length of steps out of sight.
+    There the factored variance is exact, so that the model is diagonal. The scale only falls, so
+    that a limit on the length of steps has no effect.
     """
-    shape = (240, 4, *box.shape)
-    falls = np.repeat([1.0, 0.5, 0.2], 80).reshape(-1, *[1] * (len(box.shape) + 1))
+    shape = (240, 4, *probed.shape)
+    falls = np.repeat([1.0, 0.5, 0.2], 80).reshape(-1, *[1] * (len(probed.shape) + 1))
     scale = np.ones(shape[1:])
     for axis in range(1, scale.ndim):
         sides = [1] * scale.ndim
         sides[0], sides[axis] = scale.shape[0], scale.shape[axis]
-        scale = scale * 10.0 ** rng.uniform(-0.5, 0.5, size=sides)
-    g = size * falls * scale * signs(rng, *shape)
-    seen = Lesson(g, box.run(g))
-    grown = settle(
-        replace(start, beta2=0.9, growth=0.8, diffuse=(False, False)), seen, random=random
-    )
+        scale = scale * 10.0 ** probed.rng.uniform(-0.5, 0.5, size=sides)
+    g = probed.size * falls * scale * signs(probed.rng, *shape)
+    observed = Observations(g, probed.run(g), random=probed.random)
+    growing = replace(start, beta2=0.9, growth=0.8, diffuse=(False, False))
+    grown = _settle(growing, observed)
     if grown.residual < 1e-3:
-        return grown, seen
-    return min(grown, settle(start, seen, random=random), key=lambda one: one.residual), seen
+        return grown, observed
+    return min(grown, _settle(start, observed), key=lambda one: one.residual), observed
 
 
-def settle(
-    start: Model, seen: Lesson, *, by_noise: bool = False, random: bool = False, noise: float = 0.0
-) -> Fit:
-    """Fit, and add parts while they help.
-
-    Args:
-        by_noise: Whether noisy coordinates were seen to remember longer.
-        random: Whether the steps have noise of their own.
-        noise: Its size in units of the steps: nothing more can be explained.
-    """
+def _settle(start: DiagonalModel, observed: Observations, noise: float = 0.0) -> Fit:
+    """Fit, and add parts while they help; ``noise`` is a lower bound of the residual."""
     enough = max(_EXACT, 1.05 * noise)
-    quick = seen.part(6, 110)
-    start = replace(start, by_noise=by_noise)
+    quick = observed.part(6, 110)
     if start.beta2 is not None and start.growth is None:
         options = [replace(start, diffuse=d) for d in _STARTS]
-        # Under noise the first steps tell starts apart best; without, some start in ways of their own.
-        start = min(options, key=lambda m: _left(m, quick, 0 if random else EARLY))
-    best = seen.fit(start, numbers(start), rounds=12)
+        # Under noise the first steps show the start best; without, some start in other ways.
+        start = min(options, key=lambda m: _residual(m, quick, 0 if observed.random else EARLY))
+    best = observed.fit(start, _free(start), rounds=12)
     for _ in range(3):
         if best.residual < enough:
             break
-        leader, now = None, _left(best.model, quick)
+        leader, now = None, _residual(best.model, quick)
         for model in _variants(best.model):
-            one = quick.fit(model, numbers(model), rounds=6)
+            one = quick.fit(model, _free(model), rounds=6)
             if leader is None or one.residual < leader.residual:
                 leader = one
             if one.residual < max(0.02 * now, enough):
                 break
         if leader is None or leader.residual > _WORTH * now:
             break
-        better = seen.fit(leader.model, numbers(leader.model))
+        better = observed.fit(leader.model, _free(leader.model))
         if better.residual > _WORTH * best.residual:
             break
         best = better
-    if 0 < best.model.saturation < _TRACE:  # it came along with another part, and does nothing
+    if 0 < best.model.saturation < _TRACE:  # it came along with another part, without effect
         model = replace(best.model, saturation=0.0)
-        best = seen.fit(model, numbers(model), rounds=12)
+        best = observed.fit(model, _free(model), rounds=12)
     if best.residual < enough:
         return best
-    return seen.fit(best.model, numbers(best.model))
+    return observed.fit(best.model, _free(best.model))
 
 
-_STARTS = [(True, True), (False, False), (False, True), (True, False)]
+def _residual(model: DiagonalModel, observed: Observations, skip: int = EARLY) -> float:
+    return observed.fit(model, ["lr"], skip=skip, rounds=3).residual
 
 
-def _left(model: Model, seen: Lesson, skip: int = EARLY) -> float:
-    return seen.fit(model, ["lr"], skip=skip, rounds=3).residual
-
-
-def _variants(model: Model) -> Iterator[Model]:
+def _variants(model: DiagonalModel) -> Iterator[DiagonalModel]:
     """Models with one more part, or with one part exchanged; the likelier first."""
     if model.beta2 is not None and model.beta1:
         yield replace(model, centred=not model.centred, by_noise=False)
-        yield replace(model, late=not model.late)
+        yield replace(model, averages_steps=not model.averages_steps)
     if model.beta1 and not model.fresh and not model.by_noise:
         yield replace(model, fresh=1 - model.beta1)
     if model.fresh and not model.trend:
@@ -208,10 +190,10 @@ def _variants(model: Model) -> Iterator[Model]:
             yield replace(model, centred=True, by_noise=False, saturation=1.0)
     if model.beta1 and not model.centred:
         yield replace(model, by_noise=not model.by_noise)
-    corners = {name: getattr(model, name) for name in ("gamma", "eps", "root")}
+    corners = {name: getattr(model, name) for name in _CORNERS.values()}
     if sum(map(bool, corners.values())) == 1:
         value = max(corners.values())
-        for name in corners:
+        for name in ("gamma", "eps", "root"):
             if not corners[name]:
                 yield replace(model, **{**dict.fromkeys(corners, 0.0), name: value})
     if model.growth is None and not model.diffuse[1]:

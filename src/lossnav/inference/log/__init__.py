@@ -1,8 +1,9 @@
-"""infer_log(): what an optimizer assumes, as far as a recorded training run tells.
+"""infer_log(): the assumptions of an optimizer, from a recorded training run.
 
-Nobody chose these gradients, so not everything shows in them. What does is found by trying the members of
-the family along the record, from the simplest on, until one makes the recorded updates but for rounding:
-linear rules, rules of one length, then those with a variance. What the record cannot tell is said.
+The gradients of a training run were not chosen, so not everything shows in them. Members of the
+family are tried along the record, from the simplest on, until one reproduces the recorded updates
+up to rounding: linear rules, rules of one length, then those with a variance. The notes say what
+the record cannot show.
 """
 
 from __future__ import annotations
@@ -15,42 +16,48 @@ from typing import Any
 
 import numpy as np
 
-from lossnav.inference.assumptions import Assumptions
+from lossnav.inference.assumptions import (
+    Assumptions,
+    Discount,
+    Estimate,
+    Memory,
+    Nearest,
+    Structure,
+    WeightDrift,
+)
 from lossnav.inference.log import record_file
-from lossnav.inference.log.adaptive import fit_adaptive
-from lossnav.inference.log.late_start import fit_late
+from lossnav.inference.log.adaptive import AdaptiveFit, fit_from_later, fit_from_start
 from lossnav.inference.log.linear import (
     ROUNDING,
-    Linear,
-    OneLength,
+    LinearFit,
+    SignFit,
     fit_linear,
-    fit_one_length,
+    fit_sign,
+    sign_memories,
 )
-from lossnav.inference.log.member import Fitted
-from lossnav.inference.log.pieces import Piece, changed_between, pieces
-from lossnav.inference.log.results import of_adaptive, of_linear, of_one_length
+from lossnav.inference.log.record_file import Segment
 
 TOLERANCE = 1e-3
-"""A rule whose updates are further than this from the recorded ones, in units of these, is not the rule."""
+"""A rule whose updates are farther than this from the recorded ones, relatively, is refused."""
 
 
 def infer_log(path: str | os.PathLike[str], *, group: int | None = None) -> Assumptions:
-    """What the optimizer of a recorded training run assumes.
+    """Infer the assumptions of an optimizer from a recorded training run.
 
-    The learning rate is that of the first recorded step where it is not zero. If the group had a key ``lr`` that changed, the
-    updates are compared with it, so a schedule does no harm.
+    The learning rate is that of the first recorded step where it is not zero. If the group's
+    ``lr`` changed, the updates are compared with it, so a schedule does no harm.
 
     Args:
-        path: A file that `record` wrote, also one of a run that is still going on or was killed.
-        group: Number of the parameter group; by default the one with the most recorded coordinates.
+        path: A file that `record` wrote, also one of a run that goes on or was killed.
+        group: Number of the parameter group; by default the one with the most coordinates.
 
     Returns:
-        The `Assumptions`. Its ``notes`` say what could not be told and why; ``outside`` says if no rule
-        of the family makes these updates.
+        The `Assumptions`. Its ``notes`` say what the record cannot show and why; ``outside`` says
+        if no rule of the family makes these updates.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a record, or has no steps yet.
+        FileNotFoundError: There is no such file.
+        ValueError: It is not a record, or has no steps yet.
 
     Examples:
         >>> import tempfile, torch
@@ -73,17 +80,15 @@ def infer_log(path: str | os.PathLike[str], *, group: int | None = None) -> Assu
     if not len(record.step):
         raise ValueError(f"{path} has no steps yet: the record has only begun.")
     number = _group(record, group, path)
-    some = [p for p in pieces(record, number) if np.any(p.update)]
-    notes = _told(record, number, some)
-    if not some:
-        return Assumptions(
-            record.optimizer, outside=(), source="log", seconds=time.perf_counter() - began,
-            notes=(*notes, "No parameter of this group moved while it was recorded."),
-        )  # fmt: skip
-    found = _found(record.optimizer, some)
-    return replace(
-        found, notes=(*notes, *found.notes), source="log", seconds=time.perf_counter() - began
-    )
+    segments = [s for s in record_file.segments(record, number) if np.any(s.update)]
+    notes = _record_notes(record, number, segments)
+    if segments:
+        found = _identified(record.optimizer, segments)
+    else:
+        still = "No parameter of this group moved while it was recorded."
+        found = Assumptions(record.optimizer, notes=(still,))
+    seconds = time.perf_counter() - began
+    return replace(found, notes=(*notes, *found.notes), source="log", seconds=seconds)
 
 
 def _group(record: record_file.Record, group: int | None, path: Any) -> int:
@@ -98,19 +103,18 @@ def _group(record: record_file.Record, group: int | None, path: Any) -> int:
     return group
 
 
-def _told(record: record_file.Record, group: int, some: Sequence[Piece]) -> list[str]:
-    """What a reader should know of the record itself."""
-    count = len(set(record.groups))
-    bursts = len(list(record.bursts()))
+def _record_notes(record: record_file.Record, group: int, segments: Sequence[Segment]) -> list[str]:
+    count, bursts = len(set(record.groups)), len(list(record.bursts()))
     notes = [f"From {len(record.step)} recorded steps in {bursts} bursts."]
     if count > 1:
         notes.append(f"This is group {group} of {count}; give group= for another.")
     lr = record.lr[:, group]
     if np.isfinite(lr).all() and np.ptp(lr) > 0:
         notes.append(
-            f"The learning rate changed from {lr[0]:.4g} to {lr[-1]:.4g} in the record; the updates follow it."
+            f"The learning rate changed from {lr[0]:.4g} to {lr[-1]:.4g} in the record; the "
+            "updates follow it."
         )
-    touched = max((changed_between(piece) for piece in some), default=0.0)
+    touched = max((segment.changed_between for segment in segments), default=0.0)
     if touched > 0:
         notes.append(
             f"Something else changed up to {touched:.0%} of the parameters between two steps."
@@ -118,52 +122,219 @@ def _told(record: record_file.Record, group: int, some: Sequence[Piece]) -> list
     return notes
 
 
-def _found(name: str, some: Sequence[Piece]) -> Assumptions:
-    """The simplest rule that makes the updates, or what comes nearest."""
-    fit, exam = _split(some)
-    linear = fit_linear(fit)
+def _identified(name: str, segments: Sequence[Segment]) -> Assumptions:
+    """The simplest rule that reproduces the updates, or the nearest."""
+    training, exam = _split(segments)
+    linear = fit_linear(training)
     if linear is not None and _explains(linear):
-        return of_linear(name, linear, exam, fit)
-    one = fit_one_length(fit)
-    if one is not None and _explains(one):
-        return of_one_length(name, one, exam, fit)
-    adaptive = fit_adaptive(fit)
+        return _of_linear(name, linear, exam, training)
+    sign = fit_sign(training)
+    if sign is not None and _explains(sign):
+        return _of_sign(name, sign, exam, training)
+    adaptive = fit_from_start(training)
     fresh = adaptive is not None
     if adaptive is None:
-        adaptive = fit_late(fit)
+        adaptive = fit_from_later(training)
     if adaptive is not None and _explains(adaptive):
-        return of_adaptive(name, adaptive, exam, fit, fresh=fresh)
-    tried: list[Linear | OneLength | Fitted] = [x for x in (linear, one, adaptive) if x is not None]
+        return _of_adaptive(name, adaptive, exam, training, fresh=fresh)
+    kinds = {"linear in the gradients": linear, "of one length": sign, "like Adam's": adaptive}
+    tried = {words: fit.residual for words, fit in kinds.items() if fit is not None}
     if not tried:
-        return Assumptions(
-            name, notes=("No two recorded steps follow each other, so that no memory shows.",)
-        )
-    best = min(tried, key=lambda x: x.residual)
-    words = {Linear: "linear in the gradients", OneLength: "of one length", Fitted: "like Adam's"}
+        alone = "No two recorded steps follow each other, so that no memory shows."
+        return Assumptions(name, notes=(alone,))
+    words = min(tried, key=lambda kind: tried[kind])
     return Assumptions(
         name,
         outside=(
-            f"{min(best.residual, 1.0):.2g} of the updates (root mean square) is explained by no rule of "
-            f"the family that looks at one coordinate at a time; the nearest are {words[type(best)]}. A rule for whole "
-            "matrices, a limit on steps, a schedule inside the optimizer, or a gain for each coordinate would look like this.",
+            f"{min(tried[words], 1.0):.2g} of the updates (root mean square) is explained by no "
+            "rule of the family that treats each coordinate by itself; the nearest are "
+            f"{words}. A rule for whole matrices, a limit on steps, a schedule inside the "
+            "optimizer, or a gain for each coordinate would look like this.",
         ),
-        notes=("lr, memories, decay and metric cannot be told from these updates.",),
+        notes=("lr, memories, decay and metric cannot be identified from these updates.",),
     )
 
 
-def _explains(fit: Linear | OneLength | Fitted) -> bool:
+def _explains(fit: LinearFit | SignFit | AdaptiveFit) -> bool:
     return fit.misfit < ROUNDING or (fit.misfit < 100 * ROUNDING and fit.residual < TOLERANCE)
 
 
-def _split(some: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+def _split(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
     """Three quarters of the coordinates to fit, and the rest to examine."""
-    fit, exam = [], []
-    for piece in some:
-        n = np.arange(piece.grad.shape[1])
+    training, exam = [], []
+    for segment in segments:
+        n = np.arange(segment.grad.shape[1])
         if len(n) < 8:
-            fit.append(piece)
+            training.append(segment)
             continue
-        fit.append(piece.of(n[n % 4 != 3]))
-        exam.append(piece.of(n[n % 4 == 3]))
-    exam = [p for p in exam if np.any(p.update)]
-    return fit, exam or fit
+        training.append(segment.of(n[n % 4 != 3]))
+        exam.append(segment.of(n[n % 4 == 3]))
+    exam = [s for s in exam if np.any(s.update)]
+    return training, exam or training
+
+
+def _of_linear(
+    name: str, fit: LinearFit, exam: Sequence[Segment], training: Sequence[Segment]
+) -> Assumptions:
+    lr = _rate(fit.factor, training)
+    momentum = fit.momentum
+    if momentum.holds(0.0):
+        momentum = Estimate(0.0, 0.0, max(momentum.high, 0.0))
+    pairs = zip(_ends(lr), _ends(momentum), strict=True)
+    response = Estimate(*(rate / (1 - mu) for rate, mu in pairs))
+    settings: dict[str, Any] = {"lr": lr.value}
+    if momentum.value:
+        settings |= {"momentum": momentum.value}
+        settings |= {"nesterov": True} if fit.nesterov else {}
+    drift = _drift(fit.weight_decay, lr, "either")
+    notes, outside = [], []
+    if fit.ambiguous:
+        notes.append(
+            "Gradients, parameters and updates are collinear in this record, so that lr, momentum "
+            "and decay cannot be identified: this is the simplest rule that makes the updates."
+        )
+    if fit.nesterov and abs(fit.extra - momentum.value) > 0.01:
+        outside.append(
+            f"The last gradient counts {fit.extra:.4g} times beyond its part in the mean; "
+            f"look-ahead would be {momentum.value:.4g} times."
+        )
+    if drift.form == "either":
+        notes.append("Decay as a term of the loss and decay by itself make the same updates here.")
+    return Assumptions(
+        name,
+        Discount("overdamped", lr=response, residual=fit.residual),
+        Memory(gradient=_memory(momentum), look_ahead=fit.nesterov if momentum.value else None),
+        drift,
+        Structure("isotropic"),
+        None if outside else _nearest("SGD", settings, fit.distance(exam)),
+        outside=tuple(outside),
+        notes=tuple(notes),
+    )
+
+
+def _of_sign(
+    name: str, fit: SignFit, exam: Sequence[Segment], training: Sequence[Segment]
+) -> Assumptions:
+    lr = _rate(fit.factor, training)
+    found = sign_memories(training, fit.signs)
+    settings: dict[str, Any] = {"lr": lr.value, "weight_decay": max(0.0, fit.weight_decay.value)}
+    memory = Memory()
+    note = "The memories are unknown: signs show them only from the optimizer's first step on."
+    if found is not None:
+        kept, used = found
+        memory = Memory(gradient=_memory(kept), used=used)
+        settings["betas"] = (used.value, kept.value)
+        note = "The intervals of the memories are all values that make every recorded sign."
+    return Assumptions(
+        name,
+        Discount("sign", lr=lr, residual=fit.residual),
+        memory,
+        _drift(fit.weight_decay, lr, "decoupled"),
+        Structure("diagonal"),
+        _nearest("Lion", settings, fit.distance(exam)),
+        notes=(note,),
+    )
+
+
+def _of_adaptive(
+    name: str,
+    fit: AdaptiveFit,
+    exam: Sequence[Segment],
+    training: Sequence[Segment],
+    *,
+    fresh: bool,
+) -> Assumptions:
+    got, variant = fit.estimates, fit.variant
+    lr = _rate(got["factor"], training)
+    notes = []
+    eps: Estimate | None = got["eps"]
+    if got["eps"].low <= 0:
+        if fresh:
+            notes.append(
+                f"eps is not distinguishable from zero: it is below {got['eps'].high:.2g}."
+            )
+        eps = eps if fresh else None
+    if not fresh:
+        notes.append(
+            "The record began after the optimizer: eps and the bias correction cannot be "
+            "identified."
+        )
+    if variant.saturated:
+        shared = got["shared"].value
+        alike = f", of which {shared:.4g} is shared" if shared else ""
+        notes.append(
+            "Steps are shortened where curvature bends them "
+            f"(saturation {got['saturation'].value:.4g}{alike})."
+        )
+    kind = "between" if got["gamma"].low > 0 else "ballistic"
+    distance = fit.distance(exam) if fresh else fit.residual
+    return Assumptions(
+        name,
+        Discount(kind, lr=lr, gamma=got["gamma"], eps=eps, residual=fit.residual),
+        Memory(
+            gradient=_memory(got["beta1"]),
+            curvature=_memory(got["beta2"]),
+            look_ahead=variant.look_ahead,
+            centred=variant.centred,
+            diffuse=variant.corrected if fresh else None,
+        ),
+        _drift(got["weight_decay"], lr, "coupled" if variant.coupled else "decoupled"),
+        Structure("diagonal"),
+        _adaptive_member(fit, lr, distance, fresh),
+        notes=tuple(notes),
+    )
+
+
+def _adaptive_member(
+    fit: AdaptiveFit, lr: Estimate, distance: float, fresh: bool
+) -> Nearest | None:
+    got, variant = fit.estimates, fit.variant
+    decay = 0.0 if got["weight_decay"].holds(0.0) else got["weight_decay"].value
+    if got["gamma"].low > 0 or variant.look_ahead or variant.saturated:
+        return None  # no member of the zoo has these parts
+    if variant.coupled and decay:
+        return None
+    betas = (got["beta1"].value, got["beta2"].value)
+    settings: dict[str, Any] = {"lr": lr.value, "betas": betas}
+    if variant.centred:
+        return _nearest("AdaBelief", settings, distance)
+    settings["eps"] = got["eps"].value
+    if betas[0] < 1e-3 and not decay and not (fresh and variant.corrected):
+        settings = {"lr": lr.value, "alpha": betas[1], "eps": got["eps"].value}
+        return _nearest("RMSprop", settings, distance)
+    if decay:
+        return _nearest("AdamW", {**settings, "weight_decay": decay}, distance)
+    return _nearest("Adam", settings, distance)
+
+
+def _nearest(name: str, settings: dict[str, Any], distance: float) -> Nearest:
+    """With settings in six digits: more would suggest too much precision."""
+
+    def tidy(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(tidy(x) for x in value)
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return Nearest(name, {key: tidy(value) for key, value in settings.items()}, distance)
+
+
+def _ends(e: Estimate) -> tuple[float, float, float]:
+    return e.value, e.low, e.high
+
+
+def _rate(factor: Estimate, training: Sequence[Segment]) -> Estimate:
+    """The learning rate at the first recorded step that has one above zero."""
+    above = training[0].lr[training[0].lr > 0]
+    first = float(above[0]) if len(above) else 1.0
+    return Estimate(*(first * x for x in _ends(factor)))
+
+
+def _memory(beta: Estimate) -> Estimate:
+    return Estimate(*(1 / max(1 - max(0.0, x), 1e-12) for x in _ends(beta)))
+
+
+def _drift(decay: Estimate, lr: Estimate, form: str) -> WeightDrift:
+    if decay.holds(0.0):
+        return WeightDrift("none", decay=Estimate(0.0, lr.value * decay.low, lr.value * decay.high))
+    each = Estimate(*(lr.value * x for x in _ends(decay)))
+    return WeightDrift(form, decay=each, weight_decay=decay)

@@ -1,4 +1,7 @@
-"""What a recorded training run holds, and its file: an NPZ of plain arrays, there whole or not at all."""
+"""The record of a training run, its file, and its segments that a rule can be run along.
+
+The file is an NPZ of plain arrays, written whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
 
 FORMAT = "lossnav record 2"
@@ -29,12 +34,11 @@ class Record:
     Attributes:
         step: Number of each recorded step ``(steps,)``, from 0 at the start of the record.
         theta: Parameters before the step ``(steps, coordinates)``.
-        grad: What the optimizer saw; NaN where a tensor had no gradient.
+        grad: Gradients the optimizer used; NaN where a tensor had none.
         update: Parameters after the step, less those before.
-        square: Mean square of the whole gradient of each tensor ``(steps, tensors)``; NaN where it is not known.
-        lr: What each group called ``lr`` ``(steps, groups)``; NaN where it had none.
-        tensor: Which tensor a coordinate is of ``(coordinates,)``.
-        place: Where in the flattened tensor it is.
+        square: Mean square of each tensor's whole gradient ``(steps, tensors)``; NaN if unknown.
+        lr: ``lr`` of each group ``(steps, groups)``; NaN where it had none.
+        tensor, place: Tensor of each coordinate ``(coordinates,)``, and its place in it, flattened.
         names, shapes, groups: Of each tensor: its name, shape, and number of its group.
         unit: Of each tensor: the relative spacing of its numbers (2**-23 in float32).
         optimizer: Name of the optimizer's class.
@@ -60,18 +64,14 @@ class Record:
         """The rows of each run of consecutive steps."""
         cuts = np.flatnonzero(np.diff(self.step) != 1) + 1
         ends = [0, *cuts.tolist(), len(self.step)]
-        for i in range(len(ends) - 1):
-            if ends[i + 1] > ends[i]:
-                yield slice(ends[i], ends[i + 1])
+        return (slice(a, b) for a, b in pairwise(ends) if b > a)
 
 
 _ARRAYS = ("step", "theta", "grad", "update", "square", "lr", "tensor", "place")
-# What NumPy raises for an archive of something else, or a broken one.
-_UNREADABLE = (
-    OSError, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 _WORDS = tuple(f.name for f in fields(Record) if f.name not in _ARRAYS)
+# Errors of NumPy for archives of something else, or broken ones; most others are OSErrors.
+_UNREADABLE = (OSError, EOFError, KeyError, ValueError, RuntimeError, MemoryError, OverflowError)
+_UNREADABLE += (zipfile.BadZipFile, zlib.error)  # type: ignore[assignment]
 
 
 def write(path: Path, record: Record) -> None:
@@ -85,11 +85,11 @@ def write(path: Path, record: Record) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Record:
-    """The record in a file.
+    """Read a record.
 
     Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is not a record, or not a whole one; in one sentence.
+        FileNotFoundError: There is no file.
+        ValueError: It is not a record, or not a whole one; in one sentence.
     """
     place = Path(path)
     if not place.is_file():
@@ -98,9 +98,9 @@ def read(path: str | os.PathLike[str]) -> Record:
         raise _no_record(place, "no NPZ file" if place.stat().st_size else "it is empty")
     try:
         # An open file of ours: NumPy leaves its own open if it cannot be read.
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            arrays = {name: held[name] for name in _ARRAYS}
-            words = json.loads(held["words"].tobytes())
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in _ARRAYS}
+            words = json.loads(archive["words"].tobytes())
     except _UNREADABLE as error:
         raise _no_record(place, error) from None
     if not isinstance(words, dict) or words.get("format") != FORMAT:
@@ -145,3 +145,85 @@ def _checked(place: Path, arrays: dict[str, Any], words: dict[str, Any]) -> Reco
         optimizer=str(words.get("optimizer", "")),
         fresh=bool(words.get("fresh", False)),
     )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of coordinates that had a gradient at the same steps."""
+
+    theta: FloatArray  # as in Record, (steps, coordinates)
+    grad: FloatArray
+    update: FloatArray
+    square: FloatArray
+    error: FloatArray  # standard error of each update, from the spacing of floating-point numbers
+    lr: FloatArray  # rate of the group (steps,); ones if it had none. It may begin at zero
+    first: int | None  # steps that the tensor made before these; None if unknown
+
+    @property
+    def rate(self) -> float:
+        """A typical rate: the median of those above zero, or one."""
+        above = self.lr[self.lr > 0]
+        return float(np.median(above)) if len(above) else 1.0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the memory was empty before the first step."""
+        return self.first == 0
+
+    @property
+    def changed_between(self) -> float:
+        """Share of parameters that something else changed between two steps."""
+        gaps = np.abs(self.theta[1:] - self.theta[:-1] - self.update[:-1])
+        return float(np.mean(gaps > 8 * self.error[:-1])) if len(gaps) else 0.0
+
+    def of(self, columns: Whole, steps: int | None = None) -> Segment:
+        """The same for some of the coordinates, and the first steps."""
+        names = ("theta", "grad", "update", "square", "error")
+        parts: dict[str, Any] = {name: getattr(self, name)[:steps, columns] for name in names}
+        return replace(self, lr=self.lr[:steps], **parts)
+
+    def some(self, coordinates: int, steps: int | None = None) -> Segment:
+        """Evenly spaced coordinates, ``coordinates`` at most, and the first steps."""
+        count = self.grad.shape[1]
+        chosen = np.linspace(0, count - 1, min(count, coordinates)).astype(np.int64)
+        return self.of(chosen, steps)
+
+
+def segments(record: Record, group: int) -> list[Segment]:
+    """The segments of one group's coordinates, the earliest first.
+
+    Optimizers skip a tensor without a gradient, so that step is left out for it.
+    """
+    mine = np.flatnonzero(np.array(record.groups)[record.tensor] == group)
+    unit = np.array(record.unit)[record.tensor[mine]]
+    found: list[Segment] = []
+    for rows in record.bursts():
+        theta, grad, update = (
+            np.asarray(table[rows][:, mine], np.float64)
+            for table in (record.theta, record.grad, record.update)
+        )
+        square = np.asarray(record.square[rows][:, record.tensor[mine]], np.float64)
+        lr = np.asarray(record.lr[rows, group], np.float64)
+        lr = np.where(np.isfinite(lr), lr, 1.0)
+        known = np.isfinite(grad) & np.isfinite(update)
+        _, pattern = np.unique(known, axis=1, return_inverse=True)
+        pattern = np.ravel(pattern)
+        for kind in range(pattern.max(initial=-1) + 1):
+            columns = np.flatnonzero(pattern == kind)
+            steps = np.flatnonzero(known[:, columns[0]])
+            if len(steps) == 0:
+                continue
+            first: int | None = None
+            if record.fresh and (len(steps) == len(theta) or record.step[rows][0] == 0):
+                first = int(record.step[rows][0])
+            x, g, u, q = (a[np.ix_(steps, columns)] for a in (theta, grad, update, square))
+            found.append(Segment(x, g, u, q, _rounding(x, u, unit[columns]), lr[steps], first))
+    return found
+
+
+def _rounding(theta: FloatArray, update: FloatArray, unit: FloatArray) -> FloatArray:
+    """Error of updates: rounded at the new parameter, and computed in as many digits."""
+    size = np.maximum(np.abs(theta), np.abs(theta + update))
+    spacing = unit * 2.0 ** np.floor(np.log2(np.maximum(size, 1e-30)))
+    result: FloatArray = np.sqrt(spacing**2 / 6 + (2 * unit * np.abs(update)) ** 2) + 1e-300
+    return result

@@ -1,8 +1,12 @@
-r"""How long an optimizer remembers: a bump of one gradient, and a jump of the noise.
+r"""Memory lengths: impulse response of the mean, relaxation of the variance, and sign balance.
 
-Gradients are random signs of one size. Then the average of :math:`g^2` is the same at every step, and one
-sign turned round in a twin run changes the mean alone: the difference of the twins over the later lags is
-the filter of the mean, free of noise. A jump of the size shows the memory of the variance.
+With random signs of one size the average of :math:`g^2` is constant, and flipping one sign changes
+the mean alone: the difference of two such runs is the impulse response of the mean, free of noise.
+A jump of the gradients' size shows the memory of the variance.
+
+Sign-based optimizers show their memory where the step flips. After a history of gradients a and
+s steps without any, a gradient -x flips it where :math:`w_0x=(1-w_0)\beta^s a`, with :math:`w_0`
+the weight of the last gradient. Many x are tried at once, and the bracket is narrowed by bisection.
 """
 
 from __future__ import annotations
@@ -15,47 +19,41 @@ import numpy as np
 from scipy import optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.model import Model
-from lossnav.inference.probes.black_box import BlackBox
+from lossnav.inference.assumptions import Estimate
+from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs
 
 _BEFORE, _LAGS = 60, 100
+_HISTORY = 24
 
 
 @dataclass(frozen=True)
-class Echo:
+class ImpulseResponse:
     """The response to one gradient.
 
     Attributes:
-        lags: Response at each lag ``(L,)``, in units of the whole.
-        beta1: Its decay, 0 if there is no echo.
-        fresh: Weight of the last gradient beyond its part in the mean.
-        slope: Of the log of memory against the log of noise, over coordinates; about 1/2 for a
-            Kalman gain, and 0 for one gain.
-        total: Sum over all lags: the response to a mean.
+        slope: Of log memory against log noise over coordinates: about 1/2 for a Kalman gain, 0 for
+            one gain.
     """
 
-    lags: FloatArray
-    beta1: float
-    fresh: float
+    lags: FloatArray  # response at each lag (L,), relative to the sum
+    beta1: float  # its decay, 0 without memory
+    fresh: float  # weight of the last gradient beyond its part in the mean
     slope: float
-    total: float
+    total: float  # sum over all lags: the response to a constant gradient
 
 
-def signs(rng: np.random.Generator, *size: int) -> FloatArray:
-    """Random numbers -1.0 and 1.0."""
-    return rng.choice([-1.0, 1.0], size=size)
-
-
-def echo(box: BlackBox, rng: np.random.Generator, size: float, tensors: int = 6) -> Echo:
-    """Turn one gradient round, and see how long the steps differ."""
+def impulse_response(probed: ProbedOptimizer, tensors: int = 6) -> ImpulseResponse:
+    """Flip one gradient, and measure how long the steps differ."""
+    rng = probed.rng
     count = _BEFORE + _LAGS
-    spread = 10.0 ** rng.uniform(-1, 1, size=(tensors, *box.shape))
+    spread = 10.0 ** rng.uniform(-1, 1, size=(tensors, *probed.shape))
     spread[: tensors // 2] = 1.0  # half of the tensors have one size, half have many
-    g = size * spread * signs(rng, count, tensors, *box.shape)
-    turned = g.copy()
-    turned[_BEFORE] *= -1
+    g = probed.size * spread * signs(rng, count, tensors, *probed.shape)
+    flipped = g.copy()
+    flipped[_BEFORE] *= -1
     with np.errstate(all="ignore"):
-        raw = -(box.run(g) - box.run(turned))[_BEFORE:] / (2 * g[_BEFORE])
+        raw = -(probed.run(g) - probed.run(flipped))[_BEFORE:] / (2 * g[_BEFORE])
     plain = raw[:, : tensors // 2].reshape(_LAGS, -1).mean(axis=1)
     beta1 = decay(plain)
     first = plain[1] / beta1 if beta1 else 0.0
@@ -65,11 +63,11 @@ def echo(box: BlackBox, rng: np.random.Generator, size: float, tensors: int = 6)
     slope = 0.0
     if beta1:
         slope = _slope(raw[:, tensors // 2 :].reshape(_LAGS, -1), spread[tensors // 2 :].ravel())
-    return Echo(plain / total if total else plain, beta1, fresh, slope, total)
+    return ImpulseResponse(plain / total if total else plain, beta1, fresh, slope, total)
 
 
 def decay(h: FloatArray) -> float:
-    """The decay of an echo from lag 1 on; 0 if there is none.
+    """The decay of an impulse response from lag 1 on; 0 if there is none.
 
     Examples:
         >>> round(decay(np.array([3.0, 0.5, 0.25, 0.125])), 6)
@@ -86,97 +84,147 @@ def _slope(h: FloatArray, size: FloatArray) -> float:
     """Of log memory against log variance, over coordinates."""
     ratio = np.clip((h[1:-1] * h[2:]).sum(0) / np.maximum((h[1:-1] ** 2).sum(0), 1e-300), 0, 0.9999)
     memory = np.log(1 / (1 - ratio))
-    x = 2 * np.log(size)
-    return float(np.polyfit(x, memory, 1)[0]) if np.isfinite(memory).all() else 0.0
+    return float(np.polyfit(2 * np.log(size), memory, 1)[0]) if np.isfinite(memory).all() else 0.0
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """How the response followed a jump of the noise.
+    """The response after a jump of the gradients' size.
 
     Attributes:
-        beta2: The decay of what is remembered of the old variance; None if nothing followed.
-        growth: If memory grows with the count of steps instead, c of 1 - beta2 = t^-c; else None.
-        diffuse: Whether a start at zero is corrected for.
-        residual: Root mean square error of the logarithm of the response.
-        times, measured, fitted: The response of the tensor that jumped early, from just before.
+        growth: c of 1 - beta2 = t^-c if the memory grows with the number of steps; else None.
     """
 
-    beta2: float | None
+    beta2: float | None  # decay of the old variance; None if the response does not change
     growth: float | None
-    diffuse: bool
-    residual: float
-    times: FloatArray
+    diffuse: bool  # whether a start at zero is bias-corrected
+    times: FloatArray  # response of the tensor that jumped early, from just before
     measured: FloatArray
     fitted: FloatArray
 
 
-def relaxation(
-    box: BlackBox, rng: np.random.Generator, size: float, filter_: Model, least: float = 0.02
-) -> Relaxation:
-    """Let the size of gradients jump tenfold, early and late, and see how the response follows.
+def relaxation(probed: ProbedOptimizer, known: DiagonalModel, least: float = 0.02) -> Relaxation:
+    """Let the size of gradients jump tenfold, early and late, and measure the response.
 
     Args:
-        filter_: The mean that the steps follow, and what is known of D besides v.
-        least: A response that changes by less does not follow.
+        known: The mean that the steps follow, and all of D but v.
+        least: Relative change of the response that counts as one.
     """
-    factor = 10.0
-    skip = int(min(max(10, 5 / (1 - filter_.beta1)), 60))
+    skip = int(min(max(10, 5 / (1 - known.beta1)), 60))
     ages, count = (skip + 20, skip + 200), skip + 320
-    g = size * signs(rng, count, 2 * len(ages), *box.shape)
+    g = probed.size * signs(probed.rng, count, 2 * len(ages), *probed.shape)
     for i, age in enumerate(ages):
-        g[age:, 2 * i : 2 * i + 2] *= factor
-    moves, used = box.run(g), filter_.means(g)
-    flat = [a.reshape(count, len(ages), -1) for a in (used, moves)]
-    gains = -(flat[0] * flat[1]).sum(2) / (flat[0] ** 2).sum(2)
-    lengths = np.abs(g[:, ::2].reshape(count, len(ages), -1)[..., :1])
+        g[age:, 2 * i : 2 * i + 2] *= 10.0
+    moves, used = (a.reshape(count, len(ages), -1) for a in (probed.run(g), known.means(g)))
+    gains = -(used * moves).sum(2) / (used**2).sum(2)
     near = slice(max(ages[0] - 20, 0), ages[0] + 100)
     times = np.arange(near.start, near.stop, dtype=np.float64) - ages[0]
-    level_before = np.median(gains[skip : ages[0]])
-    flatness = np.abs(gains[skip:] / level_before - 1).max()
-    if least > 0.02:  # steps with noise: what lasts counts, not what is largest
-        flatness = abs(np.median(gains[ages[1] + 20 :]) / level_before - 1)
+    before = np.median(gains[skip : ages[0]])
+    flatness = np.abs(gains[skip:] / before - 1).max()
+    if least > 0.02:  # steps with noise: a lasting change counts, not the largest one
+        flatness = abs(np.median(gains[ages[1] + 20 :]) / before - 1)
     if not np.median(gains[skip:]) > 0 or flatness < least:
-        one = np.median(gains[skip : ages[0]])
-        level = np.ones(len(times)) if one else np.zeros(len(times))
-        seen = gains[near, 0] / (one or 1.0)
-        return Relaxation(None, None, True, float(flatness), times, seen, level)
-    beta2, growth, diffuse, gap, fitted = _followed(filter_, lengths, gains, skip)
+        level = np.ones(len(times)) if before else np.zeros(len(times))
+        return Relaxation(None, None, True, times, gains[near, 0] / (before or 1.0), level)
+    lengths = np.abs(g[:, ::2].reshape(count, len(ages), -1)[..., :1])
+    beta2, growth, diffuse, fitted = _fit_relaxation(known, lengths, gains, skip)
     one = np.median(gains[skip : ages[0], 0])
-    return Relaxation(
-        beta2, growth, diffuse, gap, times, gains[near, 0] / one, fitted[near, 0] / one
-    )
+    return Relaxation(beta2, growth, diffuse, times, gains[near, 0] / one, fitted[near, 0] / one)
 
 
-def _followed(
-    filter_: Model, lengths: FloatArray, gains: FloatArray, skip: int
-) -> tuple[float, float | None, bool, float, FloatArray]:
-    """The memory under which the response to these lengths of gradients is what was seen."""
+def _fit_relaxation(
+    known: DiagonalModel, lengths: FloatArray, gains: FloatArray, skip: int
+) -> tuple[float, float | None, bool, FloatArray]:
+    """The memory of the variance under which the response fits best."""
     logs = np.log(np.maximum(gains[skip:], 1e-3 * np.median(gains[skip:])))
 
-    def left(model: Model) -> tuple[float, FloatArray]:
+    def left(model: DiagonalModel) -> tuple[float, FloatArray]:
         shape = -np.log(model.scales(lengths)[..., 0])
         shift = (logs - shape[skip:]).mean()
         return float(np.sqrt(((logs - shape[skip:] - shift) ** 2).mean())), np.exp(shape + shift)
 
-    def remembered(x: float, diffuse: bool) -> Model:
-        return replace(filter_, beta2=-math.expm1(-x), diffuse=(False, diffuse))
+    def with_memory(x: float, diffuse: bool) -> DiagonalModel:
+        return replace(known, beta2=-math.expm1(-x), diffuse=(False, diffuse))
 
-    found: list[tuple[float, float, float | None, bool, FloatArray]] = []
+    tried: list[tuple[float, float, float | None, bool, FloatArray]] = []
     for diffuse in (True, False):
-        x = _least(lambda x, d=diffuse: left(remembered(x, d))[0], 0.0, 11.0)  # type: ignore[misc]
-        gap, curve = left(remembered(x, diffuse))
-        found.append((gap, -math.expm1(-x), None, diffuse, curve))
-    c = _least(lambda c: left(replace(filter_, beta2=0.5, growth=c))[0], 0.2, 1.2)
-    gap, curve = left(replace(filter_, beta2=0.5, growth=c))
-    found.append((1.5 * gap, 1 - 100.0**-c, c, False, curve))  # unusual: it must fit better
-    gap, beta2, growth, diffuse, curve = min(found, key=lambda one: one[0])
-    return beta2, growth, diffuse, gap, curve
+        x = _least(lambda x, d=diffuse: left(with_memory(x, d))[0], 0.0, 11.0)  # type: ignore[misc]
+        misfit, curve = left(with_memory(x, diffuse))
+        tried.append((misfit, -math.expm1(-x), None, diffuse, curve))
+    c = _least(lambda c: left(replace(known, beta2=0.5, growth=c))[0], 0.2, 1.2)
+    misfit, curve = left(replace(known, beta2=0.5, growth=c))
+    tried.append((1.5 * misfit, 1 - 100.0**-c, c, False, curve))  # unusual: it must fit better
+    return min(tried, key=lambda one: one[0])[1:]
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of one number is least: a grid, then Brent's method about its best point."""
+    """Minimizer of a function of one number: a grid, then Brent's method about its best point."""
     grid = np.linspace(low, high, 23)
     best = int(np.argmin([function(x) for x in grid]))
     ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     return float(optimize.minimize_scalar(function, bounds=ends, method="bounded").x)
+
+
+@dataclass(frozen=True)
+class SignBalance:
+    """Where the step flips."""
+
+    beta1: Estimate  # decay of the memory, with its interval; 0 without memory
+    weight: Estimate  # w_0, the weight of the last gradient
+
+    @property
+    def fresh(self) -> float:
+        """The weight of the last gradient beyond its part in the mean."""
+        beta = self.beta1.value
+        return 1 - (1 - self.weight.value) / beta if beta else 0.0
+
+
+_NO_MEMORY = SignBalance(Estimate.exactly(0.0), Estimate.exactly(1.0))
+
+
+def sign_balance(probed: ProbedOptimizer, *, apart: bool) -> SignBalance:
+    """Balance the last gradient against the memory, at once and after a pause.
+
+    Args:
+        apart: Whether each coordinate can be balanced by itself; if not, each tensor is.
+    """
+    pattern = probed.rng.choice([-1.0, 1.0], size=probed.shape)
+    if not apart:
+        pattern = probed.rng.standard_normal(probed.shape)
+    now = _flip(probed, pattern, 0, apart)
+    if now is None:
+        return _NO_MEMORY
+    pause = 4
+    later = _flip(probed, pattern, pause, apart)
+    if later is not None and later[0] / now[0] > 0.8:  # a long memory needs a longer pause
+        pause = 20
+        later = _flip(probed, pattern, pause, apart)
+    if later is None:
+        return _NO_MEMORY
+    beta = Estimate(*((later[i] / now[j]) ** (1 / pause) for i, j in ((0, 0), (1, 2), (2, 1))))
+    # The history is finite, and it started from zero.
+    weight_of_history = -math.expm1(_HISTORY * math.log(min(beta.value, 1 - 1e-9)))
+    weight = [1 / (1 + x / (probed.size * weight_of_history)) for x in now]
+    return SignBalance(beta, Estimate(weight[0], weight[2], weight[1]))
+
+
+def _flip(
+    probed: ProbedOptimizer, pattern: FloatArray, pause: int, apart: bool
+) -> tuple[float, float, float] | None:
+    """The x that flips the step, with its bracket; None if every x does."""
+    n, size = pattern.size if apart else 1, probed.size
+    tensors = max(2, 200 // n) if apart else 16
+    low, high = math.log(1e-4 * size), math.log(1e5 * size)
+    for _ in range(3 if apart else 4):
+        x = np.exp(np.linspace(low, high, tensors * n))
+        g = np.zeros((_HISTORY + pause + 1, tensors, *probed.shape))
+        g[:_HISTORY] = size * pattern
+        g[-1] = -x.reshape(tensors, *(probed.shape if apart else [1] * pattern.ndim)) * pattern
+        last = probed.run(g)[-1] * pattern
+        side = (last if apart else last.reshape(tensors, -1).sum(axis=1)).ravel()
+        flipped = side > 0
+        if flipped[0] or not flipped.any():
+            return None
+        first = int(np.argmax(flipped))
+        low, high = math.log(x[first - 1]), math.log(x[first])
+    return math.exp((low + high) / 2), math.exp(low), math.exp(high)

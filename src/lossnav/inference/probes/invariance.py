@@ -1,0 +1,194 @@
+r"""Invariances of the steps: under rotations and scalings of gradients, and under all else.
+
+A diagonal rule keeps the sign of one coordinate out of the step of another. A rule for matrices
+rotates with rows and columns, :math:`\Delta(QG)=Q\,\Delta(G)`. An isotropic rule rotates with any
+rotation. Each is measured as a distance. So is what steps depend on besides gradients: chance,
+other tensors and the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lossnav._base.checks import FloatArray
+from lossnav.inference.assumptions import Structure
+from lossnav.inference.probes.drift import Pull
+from lossnav.inference.probes.probed_optimizer import (
+    ProbedOptimizer,
+    ProbeError,
+    averaged_run,
+    gap,
+    signs,
+)
+
+_STEPS, _SETTLED = 60, 40
+_SAME = 0.02
+"""Relative difference below which steps count as the same: bfloat16 has eight bits."""
+_SHORT, _LONG = 24, 80
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """The structure of the metric."""
+
+    structure: Structure  # the result
+    one_length: bool  # whether every step of every coordinate has the same length
+    one_direction: bool  # whether all steps of a tensor lie along one line
+
+
+def measure(probed: ProbedOptimizer) -> Symmetry:
+    """Compare the steps after gradients, rotated gradients and gradients with flipped signs."""
+    rng = probed.rng
+    same = max(_SAME, 3 * min(probed.slack, 0.05))
+    rows, columns = matrix_shape(probed.shape)
+    # Rows and columns differ in noise, so that a basis learned from it settles.
+    sides = [10.0 ** -np.linspace(0, 1, n) for n in (rows, columns)]
+    g = probed.size * np.sqrt(np.outer(*sides)) * rng.standard_normal((_STEPS, 2, rows, columns))
+    g = rotation(rng, rows) @ g @ rotation(rng, columns).T
+    Q, R = rotation(rng, rows), rotation(rng, columns)
+    whole = rotation(rng, rows * columns)
+
+    def rotated(x: FloatArray) -> FloatArray:
+        return (x.reshape(_STEPS, 2, -1) @ whole.T).reshape(x.shape)
+
+    flipped = g.copy()
+    first = signs(rng, rows, columns) > 0
+    flipped[_SETTLED, :, first] *= -1
+    cases = [g, Q @ g, g @ R.T, rotated(g), flipped]
+    together = np.concatenate(cases, axis=1).reshape(_STEPS, -1, *probed.shape)
+    moves = averaged_run(probed, together)
+    moves = moves.reshape(_STEPS, len(cases), 2, rows, columns)
+    d, of_rows, of_columns, of_all, of_flip = np.moveaxis(moves, 1, 0)
+    late = slice(_SETTLED, None)
+    others = gap(d[late][..., ~first], of_flip[late][..., ~first])
+    distances = {"all": gap(rotated(d)[late], of_all[late])}
+    matrix = min(rows, columns) > 1
+    if matrix:
+        distances["rows"] = gap((Q @ d)[late], of_rows[late])
+        distances["columns"] = gap((d @ R.T)[late], of_columns[late])
+    lengths = np.abs(d[np.abs(d) > 0])
+    one_length = lengths.size > 0 and lengths.std() < 1e-4 * lengths.mean()
+    kind = _kind(distances, others, matrix and _orthogonal(d[late]), same)
+    if kind == "diagonal" and matrix and not one_length:
+        kind, distances["factors"] = _factored(probed)
+    return Symmetry(Structure(kind, distances, others), bool(one_length), _one_direction(d))
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The first axis and the rest."""
+    rows = shape[0] if shape else 1
+    return rows, int(np.prod(shape[1:], dtype=int))
+
+
+def rotation(rng: np.random.Generator, n: int) -> FloatArray:
+    """A random orthogonal matrix."""
+    return np.linalg.qr(rng.standard_normal((n, n)))[0]
+
+
+def _kind(distances: dict[str, float], others: float, orthogonal: bool, same: float) -> str:
+    if distances["all"] < same:
+        return "isotropic"
+    if orthogonal:
+        return "orthogonal"
+    if others < same:
+        return "diagonal"
+    sides = [distances[side] for side in ("rows", "columns") if side in distances]
+    if sides and min(sides) < max(same, 0.4 * distances["all"]):
+        return "kronecker"
+    return "other"
+
+
+def _orthogonal(d: FloatArray) -> bool:
+    """Whether the singular values of each step are alike, as those of noise are not."""
+    s = np.linalg.svd(d, compute_uv=False)
+    # Newton-Schulz leaves 0.7 to 1.2; the least one of a random matrix is far smaller.
+    return bool(np.median(s[..., -1] / np.maximum(s[..., 0], 1e-300)) > 0.5)
+
+
+def _one_direction(d: FloatArray) -> bool:
+    """Whether all steps of a tensor are multiples of one."""
+    if d[0, 0].size < 2:
+        return False
+    s = np.linalg.svd(d[:, 0].reshape(len(d), -1), compute_uv=False)
+    return bool(s[0] > 0 and s[1] < 1e-6 * s[0])
+
+
+def _factored(probed: ProbedOptimizer) -> tuple[str, float]:
+    """Whether the response goes by a coordinate's own noise, or by that of its row and column.
+
+    The distance is the share of the response's variance that rows and columns do not explain.
+    """
+    rows, columns = matrix_shape(probed.shape)
+    noise = 10.0 ** probed.rng.uniform(-1, 1, size=(rows, columns))
+    g = probed.size * noise * signs(probed.rng, 60, rows, columns)
+    moves = averaged_run(probed, g.reshape(60, 1, *probed.shape)).reshape(g.shape)[30:]
+    # Signs of one size: the mean square of steps is the response's square times one number.
+    response = np.log(np.maximum(np.sqrt((moves**2).mean(axis=0)), 1e-300)) - np.log(noise)
+    spread = response - response.mean()
+    total = float((spread**2).sum())
+    if total < 1e-8:
+        return "diagonal", 1.0
+    fit = response.mean(1, keepdims=True) + response.mean(0, keepdims=True) - response.mean()
+    by_factors = float(((response - fit) ** 2).sum()) / total
+    x = np.log(noise) - np.log(noise).mean()
+    own = spread - x * (x * spread).sum() / (x * x).sum()
+    by_own = float((own**2).sum()) / total
+    return ("factored" if by_factors < 0.02 < by_own else "diagonal"), by_factors
+
+
+def _noise(probed: ProbedOptimizer) -> FloatArray:
+    return probed.size * probed.rng.standard_normal((_SHORT, 2, *probed.shape))
+
+
+def randomness(probed: ProbedOptimizer) -> float:
+    """Relative difference of two runs on the same gradients; zero for a deterministic rule."""
+    g = _noise(probed)
+    steps = probed.run(g)
+    if not np.any(steps):
+        raise ProbeError(
+            f"{probed.name} made no step after {_SHORT} gradients, with the weights at zero: is "
+            "its learning rate zero?"
+        )
+    apart = gap(steps, probed.run(g))
+    return apart if apart > 1e-7 else 0.0
+
+
+def between_tensors(probed: ProbedOptimizer) -> float:
+    """Relative change of a tensor's steps with the gradients of another."""
+    g = _noise(probed)
+    louder = g.copy()
+    louder[:, 1] *= 100.0
+    return gap(probed.run(g)[:, 0], probed.run(louder)[:, 0])
+
+
+def on_weight_size(probed: ProbedOptimizer) -> float:
+    """Relative change of steps with the size of the weights, besides drift.
+
+    Averaging the steps at weights and at minus the weights removes drift, but not a factor that
+    goes with their size.
+    """
+    g = _noise(probed)
+    x = probed.rng.standard_normal((2, *probed.shape))
+    small, large = ((probed.run(g, s * x) + probed.run(g, -s * x)) / 2 for s in (1.0, 3.0))
+    return gap(small, large)
+
+
+def on_path(probed: ProbedOptimizer, pull: Pull) -> float:
+    """Relative change of steps if weights are put back after each, besides the effect of drift.
+
+    It is zero for a rule that has no copy of the weights in its memory.
+    """
+    # Gradients with a constant mean, so that the weights travel.
+    mean = probed.rng.choice([-1.0, 1.0], size=(2, *probed.shape))
+    g = probed.size * (mean + 0.3 * probed.rng.standard_normal((_LONG, 2, *probed.shape)))
+    x = probed.rng.standard_normal((2, *probed.shape))
+    free = probed.run(g, x, free=True)
+    away = np.concatenate([np.zeros_like(free[:1]), np.cumsum(free, axis=0)[:-1]])
+    if pull.drift.form in ("linear", "other", "planned"):
+        return gap(free, probed.run(g, x + away))  # the rule may use the present weights only
+    if pull.penalty is not None:
+        return gap(free, probed.run(g + pull.penalty.value * away, x))
+    decayed = 0.0 if pull.decay is None else -pull.decay.value * away
+    return gap(free, probed.run(g, x) + decayed)
