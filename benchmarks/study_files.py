@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "studies"))
 
 import study_maker as made
 from lossnav.studies import data, report
-from lossnav.studies.data.sources import HOMES
+from lossnav.studies.data.downloads import HOMES
 
 ROUNDS = 5
 
@@ -54,7 +54,7 @@ def sets():
         if not data.available(name):
             print(f"{name} is not on this machine: left out")
             continue
-        path = data._found(HOMES[name])
+        path = data.stored(HOMES[name])
         times = []
         for _ in range(ROUNDS + 1):
             data._images.cache_clear()

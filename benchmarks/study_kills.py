@@ -1,4 +1,4 @@
-"""Kill a study at random moments, go on with it each time, and see that nothing is lost.
+"""Kill a study at random moments and damage its files, and see that nothing is lost or false.
 
 A study of many tiny trials runs in a process group that is killed (``kill -9``) after a random time, again
 and again. Whenever it comes to its end, it is compared with one that was never interrupted, and another one
@@ -8,11 +8,18 @@ is begun. A watcher reads ``trials.jsonl`` all the while. Counted are
     corrupt    files that could not be read after a kill: lines but the last, curves, JSON
     different  numbers that differ from the uninterrupted study; times do not count
 
-All three must be zero. The process is forked after its imports, because to import PyTorch takes longer than
+Then the files of a finished study are damaged, one at a time: a byte or a digit changed, a file cut short or
+removed, a line removed or put among others. Counted are
+
+    false      results that are read and differ from the uninterrupted study
+    silent     trials that are missing without a word; a line that was removed whole leaves no trace
+    different  numbers that differ after the study was run again
+
+All must be zero. The process is forked after its imports, because to import PyTorch takes longer than
 everything else; its workers, with the engine joblib, import it each time. 200 kills take several minutes, most
 of them for the 40 that go to studies with workers.
 
-    python benchmarks/study_kills.py [--kills N] [--workers-kills N] [--seed N]
+    python benchmarks/study_kills.py [--kills N] [--workers-kills N] [--damages N] [--seed N]
 """
 
 import os
@@ -26,6 +33,8 @@ import csv  # noqa: E402
 import io  # noqa: E402
 import json  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
@@ -201,10 +210,75 @@ def kill_again_and_again(file, place, engine, kills, longest, reference, rng):
     return {"lost": lost, "corrupt": corrupt, "different": different}, (killed, finished, moments)
 
 
+def damaged(folder, rng):
+    """Damage one file of a study, and return how."""
+    lines, curves = folder / "trials.jsonl", sorted(folder.glob("curves/*.npz"))
+    kind = rng.choice(["byte", "digit", "cut", "remove", "remove line", "repeat line", "swap"])
+    path = rng.choice([lines, lines, folder / "study.json", rng.choice(curves)])
+    if kind in ("digit", "remove line", "repeat line", "swap"):
+        path = lines
+    if kind == "remove":
+        path = rng.choice(curves)
+        path.unlink()
+        return f"{kind} {path.name}"
+    raw = bytearray(path.read_bytes())
+    if kind == "byte":
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    elif kind == "cut":
+        del raw[rng.randrange(len(raw)) :]
+    elif kind == "digit":
+        place = rng.choice([found.start() for found in re.finditer(rb"[0-9]", raw)])
+        raw[place] = ord(str((raw[place] - 48 + rng.randrange(1, 10)) % 10))
+    else:
+        rows = raw.splitlines(keepends=True)
+        i, j = rng.sample(range(len(rows)), 2)
+        if kind == "remove line":
+            del rows[i]
+        elif kind == "repeat line":
+            rows.insert(j, rows[i])
+        else:  # the results of one trial under the name of another
+            one, other = json.loads(rows[i]), json.loads(rows[j])
+            rows[i] = json.dumps({**one, "final": other["final"]}).encode() + b"\n"
+        raw = b"".join(rows)
+    path.write_bytes(raw)
+    return f"{kind} {path.name}"
+
+
+def damage_again_and_again(file, place, count, reference, rng):
+    """Returns what was false, silent and different, and how often each kind of damage was done."""
+    wrong, kinds = {"false": [], "silent": [], "different": []}, {}
+    for i in range(count):
+        folder = place / f"damaged-{i}"
+        shutil.copytree(place / "reference", folder)
+        how = damaged(folder, rng)
+        name = how if how.endswith(("jsonl", "json")) else how.split()[0] + " curves"
+        kinds[name] = kinds.get(name, 0) + 1
+        try:
+            found = numbers(folder)
+        except store.StoreError:  # study.json: refused with a sentence that says to remove it
+            (folder / "study.json").unlink()
+        else:
+            words = json.loads(found["study"]).pop("damaged", "")
+            keys = reference.keys() - {"study"}
+            wrong["false"] += [how for key in keys & found.keys() if found[key] != reference[key]]
+            missing = keys - found.keys()
+            traceless = how.startswith(("remove line", "cut trials"))
+            wrong["silent"] += [how] if missing and not words and not traceless else []
+        again = Victim(file, folder, "serial")
+        while not again.ended():
+            time.sleep(0.01)
+        found = numbers(folder)
+        found["study"] = reference["study"]  # it may say that a line does not count
+        wrong["different"] += [how] if found != reference else []
+        shutil.rmtree(folder)
+    return wrong, kinds
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=160, help="of studies in one process")
     parser.add_argument("--workers-kills", type=int, default=40, help="of studies with two workers")
+    parser.add_argument("--damages", type=int, default=200, help="of files of a finished study")
     parser.add_argument("--trials", type=int, default=20, help="seeds of each phase")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
@@ -242,6 +316,12 @@ def main():
             for sentence in found["corrupt"][:5]:
                 print("   ", sentence)
             bad += sum(counts.values())
+        found, kinds = damage_again_and_again(file, place, asked.damages, wanted, rng)
+        counts = {key: len(x) for key, x in found.items()}
+        print(f"{sum(kinds.values())} damages ({kinds}): {counts}")
+        for how in {how for hows in found.values() for how in hows}:
+            print("   ", how)
+        bad += sum(counts.values())
     print("nothing was lost" if not bad else f"{bad} things went wrong")
     return bool(bad)
 

@@ -9,6 +9,7 @@ steps alone.
 
     digits    a small network, where every microsecond of a step shows
     mnist     the paper's network for one epoch; images of LOSSNAV_DATA, or random ones of that size
+    estimate  what `lossnav study --dry-run` says of examples/quick.toml, and what that study takes; within a factor of 2
 
     python benchmarks/study_overhead.py [row ...] [--rounds N]
 """
@@ -20,6 +21,10 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import argparse  # noqa: E402
 import itertools  # noqa: E402
+import json  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -30,8 +35,8 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from lossnav.studies import data  # noqa: E402
-from lossnav.studies.trial.records import Trial  # noqa: E402
-from lossnav.studies.trial.reproducible import batch_rng  # noqa: E402
+from lossnav.studies.trial import Trial  # noqa: E402
+from lossnav.studies.trial.setup import batch_rng  # noqa: E402
 from lossnav.studies.trial.training import run_trial  # noqa: E402
 
 BOUND = 1.03
@@ -140,6 +145,24 @@ def shown(what, found, count):
         say(f"{what}, run_trial / bare loop, {part}", np.median(ratios), BOUND, note=note)
 
 
+def estimate(_):
+    """The time that a dry run announces against the truth, on the wall."""
+    file = Path(__file__).parents[1] / "examples" / "quick.toml"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "lossnav", "study", str(file), "--out", f"{folder}/out"]
+        for engine in (["--jobs", "2"], ["--engine", "serial"]):
+            plan = subprocess.run(
+                [*command, *engine, "--dry-run", "--json"], check=True, capture_output=True
+            )
+            said = json.loads(plan.stdout)["seconds"]
+            began = time.perf_counter()
+            subprocess.run([*command, *engine, "--quiet"], check=True, capture_output=True)
+            took = time.perf_counter() - began
+            shutil.rmtree(f"{folder}/out")
+            what = f"quick.toml, {' '.join(engine)}, estimate against truth"
+            say(what, max(said / took, took / said), 2.0, note=f"{said:.1f} s and {took:.1f} s")
+
+
 def stand_in(folder):
     """Random images of the size of MNIST, where there are no others."""
     rng = np.random.default_rng(0)
@@ -152,7 +175,7 @@ def stand_in(folder):
     print("  (MNIST is not on this machine: random images of its size are used)")
 
 
-ROWS = {f.__name__: f for f in (digits, mnist)}
+ROWS = {f.__name__: f for f in (digits, mnist, estimate)}
 
 
 def main():
@@ -168,7 +191,7 @@ def main():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted.rows or ROWS:
-            if not data.available(name):
+            if name in data.IMAGES and not data.available(name):
                 stand_in(folder)
             ROWS[name](wanted.rounds)
 

@@ -20,7 +20,7 @@ import time  # noqa: E402
 
 from lossnav.studies import engines  # noqa: E402
 from lossnav.studies.progress import Quiet  # noqa: E402
-from lossnav.studies.trial.records import Trial  # noqa: E402
+from lossnav.studies.trial import Trial  # noqa: E402
 
 GOAL = 1.7
 
@@ -38,7 +38,7 @@ def trials(count, epochs):
 def run(jobs, wanted):
     """Seconds until the workers have started, seconds of all trials after that, and the results."""
     began = time.perf_counter()
-    with contextlib.closing(engines.make("joblib", engines.Job("."), jobs=jobs)) as engine:
+    with contextlib.closing(engines.make("joblib", engines.RunContext("."), jobs=jobs)) as engine:
         list(engine.run(trials(jobs, 1), Quiet()))  # one each
         ready = time.perf_counter()
         results = list(engine.run(wanted, Quiet()))

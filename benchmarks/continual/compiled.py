@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from lossnav.studies.tasks import SlowBits
-from lossnav.studies.trial.reproducible import batch_rng, seed_all
+from lossnav.studies.trial.setup import batch_rng, seed_all
 
 SEEDS = range(100, 120)
 INPUTS, UNITS = 20, 5

@@ -1,4 +1,4 @@
-"""What `lossnav.studies.trial.training` offers, without torch: cheap, deterministic, and able to misbehave."""
+"""A stand-in for `lossnav.studies.trial.training` without torch, which can misbehave."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lossnav.studies.trial.records import Result
+from lossnav.studies.trial import Result
 
 SPLITS = ("validation", "test")
 
@@ -24,12 +24,18 @@ def metric_of(trial):
     return trial.task_settings.get("metric", "error"), "lower", tuple(splits)
 
 
-def describe(trial):
-    return {"parameters": 3, "steps": trial.steps, "seconds": 2.0}
+def describe(trial, budget):
+    return {
+        "parameters": 3,
+        "steps": trial.steps,
+        "start": 0.5,
+        "seconds": 2.0,
+        "reporting_seconds": 3.0,
+    }
 
 
 def run_trial(trial, *, callbacks=(), progress=None):
-    """A walk whose end is best at lr = 0.3; ``misdeed`` of the task says what goes wrong, and for whom."""
+    """A walk that ends best at lr = 0.3; ``misdeed`` of the task says what goes wrong."""
     for callback in callbacks:
         callback.started(trial)
     lr, steps = float(trial.settings["lr"]), trial.steps

@@ -1,4 +1,4 @@
-"""The compiled rivals of stream C against those in PyTorch, step by step; what chance gives is given to both alike."""
+"""The compiled rivals of stream C against those in PyTorch, with the same random draws."""
 
 import itertools
 from collections.abc import Callable
@@ -81,7 +81,9 @@ def test_the_same_steps(rule, monkeypatch):
     monkeypatch.setattr(compiled, "drawn", anew)
     monkeypatch.setattr(unit_peers.Units, "drawn", anew_too)
     monkeypatch.setattr(np.random, "randn", lambda: next(one))
-    monkeypatch.setattr(torch, "randn_like", lambda x: torch.tensor(list(itertools.islice(other, x.numel()))).to(x))  # fmt: skip
+    monkeypatch.setattr(
+        torch, "randn_like", lambda x: torch.tensor(list(itertools.islice(other, x.numel()))).to(x)
+    )
     move = compiled.RULES[rule][0].py_func
     monkeypatch.setattr(compiled, "l2_init_adam", compiled.l2_init_adam.py_func)
     ours = compiled.run.py_func(move, X[:steps], Y[:steps], begin, a, b, 0)
@@ -93,6 +95,8 @@ def test_the_same_steps(rule, monkeypatch):
 def test_compiled_and_plain_python_are_one():
     X, Y, begin = compiled.stream(3, tasks=1)
     for move, *_ in (compiled.RULES[rule] for rule in ("l2", "l2-init with adam")):
-        runs = [f(g, X[:200], Y[:200], begin, 0.005, 0.003, 0)
-                for f, g in ((compiled.run, move), (compiled.run.py_func, move.py_func))]  # fmt: skip
+        runs = [
+            f(g, X[:200], Y[:200], begin, 0.005, 0.003, 0)
+            for f, g in ((compiled.run, move), (compiled.run.py_func, move.py_func))
+        ]
         np.testing.assert_allclose(*runs, rtol=1e-9, atol=1e-12)

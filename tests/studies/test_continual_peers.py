@@ -1,4 +1,4 @@
-"""The rivals of weight uncertainty, each against its published formula, in plain loops over NumPy numbers."""
+"""The rivals of weight uncertainty against their published formulas, in plain NumPy loops."""
 
 import importlib.util
 import itertools
@@ -113,7 +113,7 @@ def agree(found, expected):
 
 
 def expected(examples, rule, seed=7):
-    """The parameters after each step of a rule ``rule(t, net, x, y)`` that changes ``net.theta``."""
+    """Parameters after each step of a rule ``rule(t, net, x, y)`` that changes ``net.theta``."""
     net, found = Net(a_model()), []
     torch.manual_seed(seed)
     for t, (x, y) in enumerate(examples, start=1):
@@ -213,7 +213,7 @@ def test_upgd(decay):
 
 
 def test_upgd_without_any_utility():
-    """A network that is silent at first has no gradients, and must not be divided by its largest utility."""
+    """A network without gradients at first must not be divided by its largest utility."""
     theta = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = peers.UPGD([theta], 0.1, noise=0.0)
     theta.grad = torch.zeros(2)

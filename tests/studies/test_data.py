@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from lossnav.studies import data
-from lossnav.studies.data.downloads import MOST, DataError, Source, fetch
-from lossnav.studies.data.sources import HOMES
+from lossnav.studies.data.downloads import HOMES, MOST, DataError, fetch
 
 RNG = np.random.default_rng(0)
 SMALL = {
@@ -26,9 +25,11 @@ SMALL = {
     "y_test": RNG.integers(0, 10, 3, dtype=np.uint8),
 }
 IDX = {
-    "x_train": "train-images-idx3-ubyte", "y_train": "train-labels-idx1-ubyte",
-    "x_test": "t10k-images-idx3-ubyte", "y_test": "t10k-labels-idx1-ubyte",
-}  # fmt: skip
+    "x_train": "train-images-idx3-ubyte",
+    "y_train": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
 
 
 def sha(content):
@@ -83,12 +84,13 @@ def server():
 @pytest.fixture
 def mnist(server, monkeypatch):
     """A small MNIST at the server, in the packing of the real one."""
-    sources = []
+    contents = {}
     for field, name in IDX.items():
         content = idx(SMALL[field])
         server.files[f"/{name}.gz"] = gzip.compress(content)
-        sources.append(Source((f"{server.url}/{name}.gz",), {name: sha(content)}, "gzip"))
-    monkeypatch.setitem(HOMES, "mnist", replace(HOMES["mnist"], sources=tuple(sources)))
+        contents[name] = sha(content)
+    home = replace(HOMES["mnist"], urls=(f"{server.url}/{{name}}.gz",), contents=contents)
+    monkeypatch.setitem(HOMES, "mnist", home)
     return server
 
 
@@ -140,8 +142,8 @@ def test_cifar_from_its_binary_version(server, monkeypatch):
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     server.files["/c.tar.gz"] = packed.getvalue()
-    source = Source((f"{server.url}/c.tar.gz",), contents, "tar.gz")
-    monkeypatch.setitem(HOMES, "cifar10", replace(HOMES["cifar10"], sources=(source,)))
+    home = replace(HOMES["cifar10"], urls=(f"{server.url}/c.tar.gz",), contents=contents)
+    monkeypatch.setitem(HOMES, "cifar10", home)
     found = data.load("cifar10")
     np.testing.assert_array_equal(found.x_train, images[:10])
     np.testing.assert_array_equal(found.y_train, labels[:10])
@@ -151,8 +153,10 @@ def test_cifar_from_its_binary_version(server, monkeypatch):
 
 def test_a_text(server, monkeypatch):
     server.files["/input.txt"] = b"to be, or not to be"
-    source = Source((f"{server.url}/input.txt",), {"input.txt": sha(b"to be, or not to be")})
-    monkeypatch.setitem(HOMES, "tinyshakespeare", replace(HOMES["tinyshakespeare"], sources=(source,)))  # fmt: skip
+    contents = {"input.txt": sha(b"to be, or not to be")}
+    home = HOMES["tinyshakespeare"]
+    home = replace(home, urls=(f"{server.url}/input.txt",), contents=contents)
+    monkeypatch.setitem(HOMES, "tinyshakespeare", home)
     assert data.load_text() == "to be, or not to be"
 
 
@@ -213,19 +217,14 @@ def test_offline(mnist, monkeypatch):
 
 
 def test_the_next_address_is_tried(mnist, monkeypatch):
-    def with_another(source):
-        (url,) = source.urls
-        return replace(source, urls=(url + ".gone", url))
-
-    home = HOMES["mnist"]
-    more = tuple(with_another(source) for source in home.sources)
-    monkeypatch.setitem(HOMES, "mnist", replace(home, sources=more))
+    (url,) = HOMES["mnist"].urls
+    monkeypatch.setitem(HOMES, "mnist", replace(HOMES["mnist"], urls=(url + ".gone", url)))
     assert_small(data.load("mnist"))
 
 
 def test_a_cache_that_cannot_be_written(mnist, tmp_path):
     (tmp_path / "cache").write_text("a file where a folder should be")
-    with pytest.raises(DataError, match=r"cannot be made .*Set LOSSNAV_DATA"):
+    with pytest.raises(DataError, match=r"cannot be written .*Set LOSSNAV_DATA"):
         data.load("mnist")
 
 
@@ -237,14 +236,14 @@ def test_a_disk_that_fills_up(mnist, monkeypatch):
     assert "No space left on device" in refusal()
 
 
-def test_too_large(server, tmp_path, monkeypatch):
+def test_too_large(server, monkeypatch):
     monkeypatch.setattr("lossnav.studies.data.downloads.MOST", 1000)
-    for name, content in (("big", b"a" * 1001), ("bomb", gzip.compress(b"a" * 1001))):
+    for name, content in (("big", b"a" * 1001), ("bomb.gz", gzip.compress(b"a" * 1001))):
         server.files[f"/{name}"] = content
-        packing = "gzip" if name == "bomb" else "plain"
-        source = Source((f"{server.url}/{name}",), {"a": sha(b"a" * 1001)}, packing)
+        contents = {"a": sha(b"a" * 1001)}
+        home = replace(HOMES["mnist"], urls=(f"{server.url}/{name}",), contents=contents)
         with pytest.raises(DataError, match="1,000 bytes that are allowed"):
-            fetch([source], tmp_path)
+            fetch(home)
     assert MOST > 200_000_000  # CIFAR-10 fits
 
 
@@ -310,7 +309,7 @@ REAL = os.environ.get("LOSSNAV_DATA", "")
 def test_digests_are_of_the_real_files(name, monkeypatch):
     """Rebuild the published files from what is in LOSSNAV_DATA, where there is any."""
     home = HOMES[name]
-    digests = {k: v for source in home.sources for k, v in source.contents.items()}
+    digests = home.contents
     assert all(len(digest) == 64 for digest in digests.values())
     if not (Path(REAL) / home.file).is_file() or not REAL:
         pytest.skip(f"{home.file} is not in LOSSNAV_DATA")
@@ -322,7 +321,9 @@ def test_digests_are_of_the_real_files(name, monkeypatch):
     if name != "cifar10":
         assert digests == {IDX[field]: sha(idx(getattr(found, field))) for field in IDX}
         return
-    rows = [np.hstack([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)]) for x, y in (
-        (found.x_test, found.y_test), (found.x_train[:10000], found.y_train[:10000]))]  # fmt: skip
+    rows = [
+        np.hstack([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)])
+        for x, y in ((found.x_test, found.y_test), (found.x_train[:10000], found.y_train[:10000]))
+    ]
     assert digests["test_batch.bin"] == sha(rows[0].tobytes())
     assert digests["data_batch_1.bin"] == sha(rows[1].tobytes())

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from lossnav.studies import engines
-from lossnav.studies.engines import ATTEMPTS, Job, make
+from lossnav.studies.engines import ATTEMPTS, RunContext, make
 from lossnav.studies.progress import Quiet
-from lossnav.studies.trial import callbacks
-from lossnav.studies.trial.records import Trial
+from lossnav.studies.spec import plan
+from lossnav.studies.trial import Trial, callbacks
 
 HERE = Path(__file__).parent
-FAKE = Job(".", code=str(HERE), runner="fake_training:run_trial")
+FAKE = RunContext(".", code=str(HERE), runner="fake_training:run_trial")
 
 
 class Heard(Quiet):
@@ -54,6 +54,27 @@ def numbers(result):
 
 def same(first, second):
     assert {s: numbers(r) for s, r in first.items()} == {s: numbers(r) for s, r in second.items()}
+
+
+def test_code_that_was_changed_meanwhile_does_not_run_under_the_old_name(tmp_path):
+    """A worker that starts later imports the file as it is then; one that has it keeps what it has."""
+    (tmp_path / "mine_.py").write_text("task = 1\n")
+    (tmp_path / "fake_training.py").write_text((HERE / "fake_training.py").read_text())
+    context = replace(FAKE, code=str(tmp_path))
+    first = plan.fingerprints("mine_:task", "fake", tmp_path)
+    (trial,) = trials(1)
+    old = replace(trial, task_kind="mine_:task", code=first)
+    assert engines.perform(old, context).status == "done"
+    (tmp_path / "mine_.py").write_text("task = 2\n")
+    assert engines.perform(old, context).status == "done"
+    new = replace(old, code=plan.fingerprints("mine_:task", "fake", tmp_path))
+    assert new.code != first
+    for engine, stale in (("serial", new), ("joblib", old)):
+        (result,) = collect(make(engine, context), [stale]).values()
+        assert result.status == "failed"
+        assert "The code of 'mine_:task' or 'fake' was changed while the study ran" in result.reason
+    (result,) = collect(make("joblib", context), [new]).values()
+    assert result.status == "done", result.reason
 
 
 def test_processes_give_what_this_process_gives():
@@ -179,10 +200,9 @@ class Recorder:
 
 
 def test_callbacks_are_made_where_the_trial_runs_and_know_it_by_its_own_name(monkeypatch):
-    """A trial whose task was exchanged for one that is shared out is still the trial it was."""
     monkeypatch.setattr(callbacks, "named", lambda names, folder: [Recorder] * len(names))
-    plain, other = trials(1)[0], trials(1, pause=1e-9)[0]
-    result = engines.perform(other, replace(FAKE, callbacks=("one",)), shown=plain)
+    (plain,) = trials(1)
+    result = engines.perform(plain, replace(FAKE, callbacks=("one",)))
     assert (result.status, result.trial) == ("done", plain)
     assert [name for name, _ in Recorder.told] == ["started", "step", "evaluated", "finished"]
     assert [args[0] for _, args in Recorder.told] == [plain, plain, plain, result]
@@ -205,20 +225,30 @@ def test_a_cluster_that_is_not_there_is_told_at_once(address):
 def real(count=2, **changes):
     """Trials of the training that is shipped."""
     base = Trial(
-        "a", "r", "logistic-regression", {"dimension": 5, "examples": 70, "batch_size": 25},
-        "torch.optim.Adam", {"lr": 0.1}, {"lr": 0.1}, 0, "reporting", 12, evaluations=3, clip=1.0,
-    )  # fmt: skip
+        "a",
+        "r",
+        "logistic-regression",
+        {"dimension": 5, "examples": 70, "batch_size": 25},
+        "torch.optim.Adam",
+        {"lr": 0.1},
+        {"lr": 0.1},
+        0,
+        "reporting",
+        12,
+        evaluations=3,
+        clip=1.0,
+    )
     return [replace(base, seed=seed, **changes) for seed in range(count)]
 
 
 @pytest.fixture(scope="module")
 def here():
     pytest.importorskip("torch")
-    return collect(make("serial", Job(".")), real())
+    return collect(make("serial", RunContext(".")), real())
 
 
 def test_real_training_is_the_same_in_processes(here):
-    same(here, collect(make("joblib", Job(".")), real()))
+    same(here, collect(make("joblib", RunContext(".")), real()))
     assert all(r.status == "done" for r in here.values())
 
 
@@ -228,9 +258,9 @@ def on_ray(place):
 
     heard = Heard()
     fakes = trials(5, misdeed="die", seed=4, place=str(place), times=1, pause=0.2)[3:]
-    job = replace(FAKE, runner="fake_training:run_either")
-    found = collect(make("ray", job), [*real(), *fakes], heard)
-    here = collect(make("serial", Job(".")), real())
+    either = replace(FAKE, runner="fake_training:run_either")
+    found = collect(make("ray", either), [*real(), *fakes], heard)
+    here = collect(make("serial", RunContext(".")), real())
     same(here, {seed: found[seed] for seed in here})
     assert [found[seed].status for seed in (3, 4)] == ["done"] * 2
     assert place.read_text() == "xx"
@@ -245,8 +275,11 @@ def test_real_training_is_the_same_on_ray_and_survives_lost_workers(tmp_path):
     code = "import pathlib, sys, test_engines as t; t.on_ray(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "tries")],
-        cwd=HERE, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -256,7 +289,7 @@ def test_two_processes_train_as_one_would(here):
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this PyTorch was built without gloo")
     heard = Heard()
-    found = collect(make("torchrun", Job("."), processes=2), real(1), heard)
+    found = collect(make("torchrun", RunContext("."), processes=2), real(1), heard)
     assert found[0].status == "done", found[0].reason
     assert found[0].trial == here[0].trial
     for name, value in here[0].final.items():

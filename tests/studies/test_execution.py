@@ -1,8 +1,12 @@
 """Studies from file to report: resumed, changed, interrupted, killed, and refused."""
 
+import contextlib
 import copy
+import importlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lossnav.cli.commands import app
-from lossnav.studies import report, store
-from lossnav.studies.engines import Job
-from lossnav.studies.execution import check, run
+from lossnav.studies import estimate, report, store
+from lossnav.studies.engines import RunContext, interrupts
+from lossnav.studies.execution import check, dry_run, run
 from lossnav.studies.progress import Quiet
-from lossnav.studies.spec import plan
-from lossnav.studies.spec.file import Study, StudyError
+from lossnav.studies.spec import Study, StudyError, plan, read
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -33,6 +36,9 @@ BASE = {
     "budget": {"steps": 3},
     "seeds": {"tuning": [0, 1], "reporting": [10, 11, 12]},
 }
+
+
+fake = mock.patch("lossnav.studies.execution._TRAINING", "fake_training")
 
 
 class Said(Quiet):
@@ -62,10 +68,10 @@ def study(**changes):
 def go(folder, asked=None, with_report=False, **options):
     """Run a study; the report, which takes longer than all the rest, only where it is looked at."""
     said = Said()
-    options = {"engine": "serial", "training": "fake_training", "progress": said, **options}
-    with mock.patch("lossnav.studies.report.write", report.write if with_report else page_of):
+    options = {"engine": "serial", "progress": said, **options}
+    with fake, mock.patch("lossnav.studies.report.write", report.write if with_report else page_of):
         assert run(asked or study(), folder, **options) == page_of(folder)
-    assert said.lines.pop(0) == f"The study tiny is kept in {folder}."
+    assert re.fullmatch(f"The study (tiny|stored) is stored in {folder}.", said.lines.pop(0))
     return said
 
 
@@ -95,8 +101,13 @@ def test_a_study_is_tuned_chosen_reported_and_written_down(tmp_path):
     assert {r.status for r in results if r.trial.settings["lr"] > 100} == {"diverged"}
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {
-        "report.html", "summary.csv", "trials.jsonl", "study.json", "environment.json", "curves",
-    }  # fmt: skip
+        "report.html",
+        "summary.csv",
+        "trials.jsonl",
+        "study.json",
+        "environment.json",
+        "curves",
+    }
     assert {key: held[key] for key in ("name", "rules", "budget", "seeds")} == {
         key: study().to_dict()[key] for key in ("name", "rules", "budget", "seeds")
     }
@@ -108,6 +119,52 @@ def test_a_study_that_is_done_runs_nothing_again(tmp_path):
     said = go(tmp_path)
     assert (said.begun, said.ended) == ((18, 18), [])
     assert (tmp_path / "trials.jsonl").read_bytes() == lines
+
+
+def test_a_study_stored_by_an_earlier_version_is_resumed(tmp_path):
+    """Keys, lines, curves and columns as they were written; only a missing trial runs."""
+    out = tmp_path / "out"
+    shutil.copytree(HERE / "stored", out)
+    before = {name: (out / name).read_text() for name in ("study.json", "summary.csv")}
+    said = go(out, read(out / "study.toml"), with_report=True)
+    assert (said.begun, said.ended) == ((8, 8), [])
+    assert said.lines == [
+        f"8 lines of {out / 'trials.jsonl'} without a hash, by an earlier version: checked by the "
+        "curves alone."
+    ]
+    assert (out / "trials.jsonl").read_bytes() == (HERE / "stored" / "trials.jsonl").read_bytes()
+    assert (out / "study.json").read_text() == before["study.json"]
+    for new, old in zip(
+        *(
+            table.splitlines()
+            for table in ((out / "summary.csv").read_text(), before["summary.csv"])
+        ),
+        strict=True,
+    ):
+        for one, other in zip(new.split(","), old.split(","), strict=True):
+            is_number = re.fullmatch(r"-?[\d.e-]*\d", other)
+            assert (float(one) == pytest.approx(float(other))) if is_number else one == other
+    lines = (out / "trials.jsonl").read_text().splitlines(keepends=True)
+    (out / "trials.jsonl").write_text("".join(lines[:-1]))
+    (last,) = go(out, read(out / "study.toml")).ended
+    assert last.trial.key == json.loads(lines[-1])["key"]
+
+
+def test_a_final_value_that_was_edited_is_said_and_run_again(tmp_path):
+    go(tmp_path)
+    before = numbers(tmp_path)
+    path = tmp_path / "trials.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    entry = json.loads(lines[4])
+    entry["final"]["error"] += 9
+    path.write_text("".join([*lines[:4], json.dumps(entry) + "\n", *lines[5:]]))
+    assert "trials.jsonl, line 5 (it does not have the hash" in report.write(tmp_path).read_text()
+    said = go(tmp_path, with_report=True)
+    assert [result.trial.key for result in said.ended] == [entry["key"]]
+    assert said.lines[0].startswith(f"{path}, line 5 (it does not have the hash that it names)")
+    assert said.lines[0].endswith("Its trial is run again if the study has it.")
+    assert numbers(tmp_path) == before
+    assert "line 5" not in (tmp_path / "report.html").read_text()
 
 
 def test_processes_leave_the_folder_that_one_process_leaves(tmp_path):
@@ -128,8 +185,8 @@ def test_only_what_a_change_touches_is_run_again(tmp_path):
     changed = go(tmp_path, study(rules=rules), with_report=True)
     ran = [(r.trial.rule, r.trial.settings["lr"], r.trial.phase) for r in changed.ended]
     assert ran == [("one", 0.3, "tuning")] * 2 + [("one", 0.3, "reporting")] * 3
-    # Two of tuning at 0.2, four of reporting at 0.2, and two of reporting on seed 13, less the one at 0.2.
-    assert "Kept but not reported: 7 trials of an earlier version of the study." in changed.lines
+    # Two of tuning at 0.2, four of reporting at 0.2, and one of reporting on seed 13.
+    assert "Stored but not reported: 7 trials of an earlier version of the study." in changed.lines
     held, results = store.load(tmp_path)
     assert len(results) == len(held["planned"]) + 7
     summary = (tmp_path / "summary.csv").read_text()
@@ -163,7 +220,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "out", asked, progress=said)
     assert said.lines[1:] == [
-        f"Stopped. 6 trials kept in {tmp_path / 'out'}: run the same command again to go on."
+        f"Stopped. 6 trials stored in {tmp_path / 'out'}: run the same command again to resume."
     ]
     rest = go(tmp_path / "out", asked)
     assert rest.begun == (18, 6)
@@ -217,7 +274,9 @@ def test_a_change_of_versions_is_written_down(tmp_path):
 
 def test_every_rule_is_tried_on_every_task_before_the_run():
     asked = study(tasks={"a": {"kind": "fake"}, "b": {"kind": "fake", "metric": "other"}})
-    assert check(asked, "fake_training") == {"a": ("error", "lower"), "b": ("other", "lower")}
+    with fake:
+        found = check(asked)
+    assert found == {"a": ("error", "lower"), "b": ("other", "lower")}
 
 
 # The command line, with the training that is shipped.
@@ -289,15 +348,58 @@ def test_a_dry_run_tells_the_plan_and_leaves_nothing(file, tmp_path, monkeypatch
     done = lossnav(file, "--dry-run", "--jobs", 2)
     assert done.exit_code == 0, done.output
     for part in (
-        "in studies/cli", "lr=0.1; lr=1", "torch.optim.Adam", "5 steps", "Tuning: 4 trials, on seeds 0.",
-        "Reporting: 4 trials, on seeds 1, 2.", "4 parameters", "with 2 processes",
-    ):  # fmt: skip
+        "in studies/cli",
+        "lr=0.1; lr=1",
+        "torch.optim.Adam",
+        "5 steps",
+        "Tuning: 4 trials, on seeds 0.",
+        "Reporting: 4 trials, on seeds 1, 2.",
+        "4 parameters",
+        "with 2 processes",
+    ):
         assert part in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study.toml"]
     lossnav(file, "--quiet", "--engine", "serial")
     found = json.loads(lossnav(file, "--dry-run", "--json").stdout)
     assert found["trials"] == {"tuning": 4, "reporting": 4, "done": 8}
     assert found["seconds"] == 0.0
+
+
+def test_the_estimate_counts_points_seeds_processes_and_starts(tmp_path, monkeypatch):
+    """The fake trials cost 2 and 3 seconds, the first of a task and rule in a process 0.5 more."""
+    monkeypatch.setattr(estimate, "_cores", lambda: 2)
+    start = estimate.STARTUP
+    report_ = 0.35 * start
+    with fake:
+        importlib.import_module("fake_training")  # so that its import is not timed
+
+        def seconds(jobs=1, engine="serial", folder=tmp_path / "none", **changes):
+            return dry_run(study(**changes), folder, jobs, engine)["seconds"]
+
+        alone = 12 * 2.0 + 6 * 3.0
+        assert seconds() == pytest.approx(start + 2 * 0.5 + alone + report_)
+        assert seconds(2, "joblib") == pytest.approx(2 * start + 2 * 0.5 + alone / 2 + report_)
+        assert seconds(5, "joblib") == pytest.approx(  # on two cores: 3 rounds of 2 s, 2 of 3 s
+            2 * start + 2.5 * (2 * 0.5 + 3 * 2.0 + 2 * 3.0) + report_
+        )
+        assert seconds(1, "torchrun") == pytest.approx(
+            start + 2 * 0.5 + alone + 18 * start + report_
+        )
+        more = {"tuning": [0, 1, 2], "reporting": [10, 11, 12, 13]}
+        assert seconds(seeds=more) == pytest.approx(seconds() + 6 * 2.0 + 2 * 3.0)
+        tasks = {"a": {"kind": "fake"}, "b": {"kind": "fake"}}
+        assert seconds(tasks=tasks) == pytest.approx(start + 4 * 0.5 + 2 * alone + 0.55 * start)
+    go(tmp_path / "out")
+    path = tmp_path / "out" / "trials.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    with fake:
+        assert seconds(folder=tmp_path / "out") == 0.0
+        path.write_text("".join(lines[:-1]))
+        assert seconds(folder=tmp_path / "out") == pytest.approx(start + 0.5 + 3.0 + report_)
+        path.write_text("".join(lines[1:12]))  # one of tuning, and all of reporting
+        found = dry_run(study(), tmp_path / "out", 1, "serial")
+        assert found["trials"]["done"] == 11
+        assert found["seconds"] == pytest.approx(start + 1.0 + 2.0 + 18.0 + report_)
 
 
 def test_data_that_is_not_here_is_named_and_not_fetched(file, monkeypatch, tmp_path):
@@ -309,7 +411,7 @@ def test_data_that_is_not_here_is_named_and_not_fetched(file, monkeypatch, tmp_p
     )
     done = lossnav(file, "--dry-run")
     assert done.exit_code == 0
-    assert "to be fetched" in done.stdout
+    assert "to be downloaded" in done.stdout
     assert "cannot be estimated" in done.stdout
     done = lossnav(file, "--out", tmp_path / "out")
     assert done.exit_code == 2
@@ -349,43 +451,116 @@ def test_bad_options_end_with_one_sentence(file):
         assert said in done.stderr
 
 
-def test_ctrl_c_stops_the_workers_and_exits_with_130(tmp_path):
-    """A real terminal's Ctrl-C: the signal goes to the whole process group."""
-    pause = {"kind": "fake", "pause": 0.3}
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_execution import *\n"
-        "from lossnav.cli.commands import _guarded\nfrom lossnav.studies.progress import Plain\n"
-        # What a shell starts in the background ignores Ctrl-C, and so would this.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"asked = study(tasks={{'a': {pause!r}}})\n"
-        "class Lines(Plain):\n"
-        "    def begin(self, total, done): pass\n    def finished(self, result): print('ended', flush=True)\n"
-        "import typer\n"
-        "try: _guarded(lambda: run(asked, sys.argv[2], jobs=2, training='fake_training',\n"
-        "         progress=Lines(sys.stderr)))()\n"
-        "except typer.Exit as end: sys.exit(end.exit_code)\n"
-    )
-    command = [sys.executable, "-c", code, str(HERE), str(tmp_path / "out")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, **pipes, start_new_session=True)
-    first = process.stdout.readline()
-    os.killpg(process.pid, signal.SIGINT)
-    rest = process.communicate(timeout=30)[1]
-    assert first == "ended\n"
-    assert process.returncode == 130, rest
-    assert "run the same command again to go on" in rest
-    assert "Traceback" not in rest
-    held = len(store.load(tmp_path / "out")[1])
-    assert 1 <= held < 12
-    end = time.monotonic() + 5
+STUDY_IN_A_TERMINAL = """
+import sys; sys.path.insert(0, sys.argv[1]); from test_execution import *
+import concurrent.futures, joblib.externals.loky as loky, typer
+from lossnav.cli.commands import _guarded
+from lossnav.studies import engines
+from lossnav.studies.progress import PlainLines
+
+# What a shell starts in the background ignores Ctrl-C, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+asked = study(tasks={'a': {'kind': 'fake', 'pause': 0.3}})
+
+class Lines(PlainLines):
+    def begin(self, total, done): pass
+    def finished(self, result): print('ended', flush=True)
+
+def press_at(owner, name, call, times=1):
+    original, calls = getattr(owner, name), []
+    def pressed(*args, **kwargs):
+        calls.append(1)
+        for _ in range(times if len(calls) == call else 0):
+            os.killpg(0, signal.SIGINT)  # as a terminal does: to the workers too
+        return original(*args, **kwargs)
+    setattr(owner, name, pressed)
+
+exec(sys.argv[3])
+fake.start()
+try: _guarded(lambda: run(asked, sys.argv[2], jobs=2, progress=Lines(sys.stderr)))()
+except typer.Exit as end: sys.exit(end.exit_code)
+"""
+
+
+def gone(group):
+    """Whether every process of a group ends soon."""
+    end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
-            os.killpg(process.pid, 0)
+            os.killpg(group, 0)
         except ProcessLookupError:
-            break
+            return True
         time.sleep(0.05)
-    else:
-        pytest.fail("workers went on after Ctrl-C")
+    return False
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "",  # from outside, once a trial has ended
+        "press_at(loky.ProcessPoolExecutor, 'submit', 1)",
+        "press_at(loky.ProcessPoolExecutor, 'submit', 2)",
+        "press_at(loky.ProcessPoolExecutor, '__init__', 2)",
+        "press_at(engines, 'wait', 1)",
+        "press_at(engines, 'wait', 9, times=2)",
+        "press_at(concurrent.futures.Future, 'result', 1)",
+        "press_at(engines, 'wait', 2); press_at(loky.ProcessPoolExecutor, 'shutdown', 1)",
+        "press_at(engines, 'wait', 2); press_at(loky.ProcessPoolExecutor, 'shutdown', 2)",
+    ],
+)
+def test_ctrl_c_stops_the_workers_and_exits_with_130(tmp_path, moment):
+    """A real terminal's Ctrl-C, at any moment and also twice: the signal goes to the whole process group."""
+    command = [sys.executable, "-c", STUDY_IN_A_TERMINAL, str(HERE), str(tmp_path / "out"), moment]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, start_new_session=True)
+    if not moment:
+        assert process.stdout.readline() == "ended\n"
+        os.killpg(process.pid, signal.SIGINT)
+    try:
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            workers_left = not gone(process.pid)
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not workers_left
+    assert process.returncode == 130, rest
+    assert "run the same command again to resume" in rest
+    assert "Traceback" not in rest
+    held = len(store.load(tmp_path / "out")[1])
+    assert (0 if moment else 1) <= held < 12
+
+
+@pytest.mark.parametrize("again", [0, 1, 60])
+def test_ctrl_c_at_any_line_leaves_no_worker_and_no_lock(again):
+    """Also if it comes again so many lines later."""
+    command = [sys.executable, str(HERE / "interrupt_sweep.py"), "1", str(again)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(re.fullmatch(r"(\d+) moments\n", done.stdout)[1]) > 500, done.stdout
+
+
+def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred() as check:  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.deferred() as inner:
+            assert inner is check
+        done = True
+        check()
+        pytest.fail("not noticed")
+    assert done
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(ValueError, match="another"), interrupts.deferred():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("another")
+    code = (
+        "import signal\nfrom lossnav.studies.engines.interrupts import deferred\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with deferred():\n    while True: signal.raise_signal(signal.SIGINT)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 130
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_kills_lose_nothing():
@@ -400,10 +575,8 @@ def test_kills_lose_nothing():
 
 
 def test_the_example_is_a_study(tmp_path):
-    from lossnav.studies import read
-
     quick = read(ROOT / "examples" / "quick.toml")
     assert len(quick.rules) == 3
     assert {rule.size for rule in quick.rules.values()} == {4}
     assert len(plan.tuning(quick)) == 24
-    assert Job(".").callbacks == ()
+    assert RunContext(".").callbacks == ()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lossnav.studies.spec.file import Study, StudyError, read
+from lossnav.studies.spec import Study, StudyError, read
 
 GOOD = """
 name = "quick"
@@ -40,13 +40,14 @@ def write(folder, text):
 
 def test_everything_that_a_file_says_is_in_the_study(tmp_path):
     study = read(write(tmp_path, GOOD))
-    assert (study.name, study.epochs, study.steps, study.trials) == ("quick", 10.0, None, None)
+    budget, training = study.budget, study.training
+    assert (study.name, budget.epochs, budget.steps, budget.trials) == ("quick", 10.0, None, None)
     assert study.tasks["digits"].settings == {"hidden": [64]}
     assert study.rules["sgd"].settings == {"momentum": 0.9}
     assert study.rules["adam"].grid == {"lr": [0.001, 0.01, 0.1]}
-    assert (study.tuning, study.reporting) == ((0, 1), (10, 11, 12))
+    assert (study.seeds.tuning, study.seeds.reporting) == ((0, 1), (10, 11, 12))
     assert study.schedule == {"kind": "cosine", "warmup": 0.1}
-    assert (study.clip, study.threads, study.evaluations) == (5.0, 1, 10)
+    assert (training.clip, training.threads, training.evaluations) == (5.0, 1, 10)
     assert study.text == GOOD
     assert study.folder == tmp_path
 
@@ -63,6 +64,20 @@ def test_the_same_twice_is_equal_and_a_dict_gives_it_back(tmp_path):
     assert Study.from_dict(tuples) == again  # a tuple is a list, as it is in JSON
 
 
+def test_a_rule_without_a_grid_is_given_back_without_one():
+    values = {
+        "name": "a",
+        "tasks": {"t": {"kind": "digits"}},
+        "rules": {"sgd": {"kind": "torch.optim.SGD", "lr": 1}},
+        "budget": {"steps": 3},
+        "seeds": {"reporting": [1]},
+    }
+    found = Study.from_dict(values)
+    assert found.to_dict()["rules"] == {"sgd": {"kind": "torch.optim.SGD", "lr": 1.0}}
+    assert Study.from_dict(found.to_dict()) == found
+    assert found.rules["sgd"].size == 1
+
+
 MISTAKES = {
     # name of the case: (what is replaced, by what, line, what the sentence has)
     "unknown key": ("[budget]", "[bugdet]", 14, ["'bugdet'", "did you mean 'budget'"]),
@@ -73,36 +88,61 @@ MISTAKES = {
     "empty grid": ("[0.03, 0.1, 0.3]", "[]", 9, ["lr is empty", "at least one"]),
     "empty grid table": ("lr = [0.001, 0.01, 0.1]\n", "", 12, ["grid is empty"]),
     "no list in a grid": ("[0.03, 0.1, 0.3]", "0.1", 9, ["list", "0.1"]),
-    "unequal grids": ("[0.03, 0.1, 0.3]", "[0.03, 0.1]", 6, ["sgd has 2", "adam has 3", "trials = 2"]),
-    "too few to draw": ("epochs = 10", "epochs = 10\ntrials = 4", 6, ["3 of the 4", "lower trials"]),
+    "unequal grids": (
+        "[0.03, 0.1, 0.3]",
+        "[0.03, 0.1]",
+        6,
+        ["sgd has 2", "adam has 3", "trials = 2"],
+    ),
+    "too few to draw": (
+        "epochs = 10",
+        "epochs = 10\ntrials = 4",
+        6,
+        ["3 of the 4", "lower trials"],
+    ),
     "a value twice": ("[0.03, 0.1, 0.3]", "[0.03, 0.1, 0.1]", 9, ["0.1", "twice"]),
-    "lr is NaN": ("0.03,", "nan,", 9, ["lr is nan", "finite"]),
+    "lr is NaN": ("0.03,", "nan,", 9, ["nan cannot be a setting", "finite"]),
     "lr is zero": ("0.03,", "0.0,", 9, ["lr is 0", "greater than 0"]),
     "lr is negative": ("0.03,", "-1,", 9, ["lr is -1"]),
-    "lr is a text": ("0.03,", '"0.03",', 9, ["lr must be a number", "'0.03'"]),
-    "fixed lr": ("momentum = 0.9", "momentum = 0.9\nlr = 0.1", 10, ["lr is fixed at 0.1", "keep one"]),
+    "lr is a text": ("0.03,", '"0.03",', 9, ["lr is '0.03'", "number greater than 0"]),
+    "fixed lr": (
+        "momentum = 0.9",
+        "momentum = 0.9\nlr = 0.1",
+        10,
+        ["lr is fixed at 0.1", "keep one"],
+    ),
     "infinite setting": ("momentum = 0.9", "momentum = inf", 8, ["inf", "finite"]),
     "a date": ("momentum = 0.9", "momentum = 2020-01-01", 8, ["cannot be a setting"]),
-    "seed twice": ("[0, 1]", "[0, 0]", 17, ["seed 0", "twice"]),
-    "seeds overlap": ("[10, 11, 12]", "[1, 11]", 18, ["1 is among the tuning seeds", "other seeds"]),
+    "seed twice": ("[0, 1]", "[0, 0]", 17, ["0 is listed twice"]),
+    "seeds overlap": (
+        "[10, 11, 12]",
+        "[1, 11]",
+        18,
+        ["1 is among the tuning seeds", "other seeds"],
+    ),
     "seed of a half": ("[0, 1]", "[0.5]", 17, ["whole number", "0.5"]),
     "seed is true": ("[0, 1]", "[true]", 17, ["whole number", "True"]),
     "negative seed": ("[0, 1]", "[-1]", 17, ["-1"]),
     "no tuning seeds": ("tuning = [0, 1]\n", "", 16, ["3 points", "no tuning seeds"]),
     "no reporting seeds": ("reporting = [10, 11, 12]", "", 16, ["no reporting seeds"]),
-    "both budgets": ("epochs = 10", "epochs = 10\nsteps = 5", 14, ["both epochs = 10 and steps = 5"]),
+    "both budgets": (
+        "epochs = 10",
+        "epochs = 10\nsteps = 5",
+        14,
+        ["both epochs = 10 and steps = 5"],
+    ),
     "no budget": ("epochs = 10", "", 14, ["neither epochs nor steps"]),
     "no time": ("epochs = 10", "epochs = 0", 15, ["epochs is 0", "greater than 0"]),
-    "half a step": ("epochs = 10", "steps = 1.5", 15, ["steps must be a whole number", "1.5"]),
+    "half a step": ("epochs = 10", "steps = 1.5", 15, ["steps is 1.5", "a whole number from 1"]),
     "bad name": ('"quick"', '"../quick"', 2, ["'../quick'", "folder"]),
     "reserved name": ('"quick"', '"nul"', 2, ["'nul'", "folder"]),
     "no name": ('name = "quick"', "", None, ["needs a name"]),
     "name of a rule": ("[rules.sgd]", '[rules."a/b"]', 6, ["'a/b'", "slashes"]),
-    "no kind": ('kind = "digits"', "", 3, ["task needs a kind"]),
+    "no kind": ('kind = "digits"', "", 3, ["needs a kind", "digits"]),
     "no table": ("[tasks.digits]", "[tasks]", 4, ["must be a table"]),
     "negative clip": ("clip = 5.0", "clip = -5", 22, ["clip is -5"]),
     "no threads": ("clip = 5.0", "threads = 0", 22, ["threads", "1 to 1024", "0"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -162,7 +202,7 @@ def test_a_grid_too_large_is_refused(tmp_path):
 def test_a_bad_file_is_refused_without_importing_torch(tmp_path):
     path = write(tmp_path, GOOD.replace("[0, 1]", "[0, 0]"))
     code = (
-        "import sys; from lossnav.studies.spec.file import read\n"
+        "import sys; from lossnav.studies.spec import read\n"
         f"try: read({str(path)!r})\nexcept ValueError: print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

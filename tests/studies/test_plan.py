@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from lossnav.studies.spec import plan
-from lossnav.studies.spec.file import Study, StudyError
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.spec import Study, StudyError, plan
+from lossnav.studies.trial import Result, Trial
 
 BASE = {
     "name": "tiny",

@@ -6,8 +6,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from lossnav.studies.progress import Bars, Plain, Quiet, choose, label
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.progress import Bars, PlainLines, Quiet, choose, label
+from lossnav.studies.trial import Result, Trial
 
 
 def trial(seed=0):
@@ -28,7 +28,7 @@ class Clock:
 
 def test_a_log_gets_a_line_now_and_then_and_every_failure():
     stream, clock = io.StringIO(), Clock()
-    shown = Plain(stream, clock)
+    shown = PlainLines(stream, clock)
     shown.begin(100, 0)
     for seed in range(50):
         clock.now += 0.5
@@ -46,7 +46,7 @@ def test_a_log_gets_a_line_now_and_then_and_every_failure():
 
 def test_the_time_left_counts_parts_of_trials_and_not_what_was_done_before():
     clock = Clock()
-    shown = Plain(io.StringIO(), clock)
+    shown = PlainLines(io.StringIO(), clock)
     shown.begin(20, 10)
     clock.now = 30.0
     shown.finished(result(0))
@@ -75,7 +75,7 @@ def test_a_terminal_has_a_bar_for_all_and_one_for_each_running_trial():
 
 def test_who_sees_what(monkeypatch, capsys):
     assert isinstance(choose(quiet=True), Quiet)
-    assert isinstance(choose(), Plain)
+    assert isinstance(choose(), PlainLines)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert isinstance(choose(), Bars)
     silent = choose(quiet=True)

@@ -50,14 +50,18 @@ def user(monkeypatch):
     ("kind", "settings", "theirs"),
     [
         ("torch.optim.SGD", {"lr": 0.1, "momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.1, 0.9)),
-        ("torch.optim.AdamW", {"betas": [0.8, 0.9]}, lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9))),
+        (
+            "torch.optim.AdamW",
+            {"betas": [0.8, 0.9]},
+            lambda p: torch.optim.AdamW(p, betas=(0.8, 0.9)),
+        ),
         ("lossnav.Navigator", {"lr": 0.01, "gamma": 0.1}, lambda p: Navigator(p, 0.01, gamma=0.1)),
         ("lossnav.Ballistic", {"beta2": 0.9}, lambda p: Ballistic(p, beta2=0.9)),
         ("lossnav.KroneckerNavigator", {"refresh": 5}, lambda p: KroneckerNavigator(p, refresh=5)),
         ("lossnav.optim.torch:Navigator", {"lr": 0.01}, lambda p: Navigator(p, 0.01)),
         ("lossnav.zoo:Adam", {"lr": 0.01}, lambda p: from_rule(ln.zoo.Adam(lr=0.01), p)),
     ],
-)  # fmt: skip
+)
 def test_the_optimizer_of_that_name(kind, settings, theirs):
     assert torch.equal(walk(factory(kind, settings)), walk(theirs))
 
@@ -67,13 +71,21 @@ def test_the_optimizer_of_that_name(kind, settings, theirs):
     ("kind", "settings", "theirs"),
     [
         ("optax.adam", {"lr": 0.001}, lambda p: torch.optim.Adam(p, 0.001)),
-        ("optax.adam", {"learning_rate": 0.001, "b1": 0.8}, lambda p: torch.optim.Adam(p, 0.001, (0.8, 0.999))),
+        (
+            "optax.adam",
+            {"learning_rate": 0.001, "b1": 0.8},
+            lambda p: torch.optim.Adam(p, 0.001, (0.8, 0.999)),
+        ),
         ("optax.sgd", {"lr": 0.05, "momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.05, 0.9)),
-        ("optax.adamw", {"lr": 0.001, "weight_decay": 10.0}, lambda p: torch.optim.AdamW(p, 0.001, weight_decay=10.0)),
+        (
+            "optax.adamw",
+            {"lr": 0.001, "weight_decay": 10.0},
+            lambda p: torch.optim.AdamW(p, 0.001, weight_decay=10.0),
+        ),
         ("lossnav.optim.optax:navigator", {"lr": 0.01}, lambda p: Navigator(p, 0.01)),
         ("lossnav.optim.optax:ballistic", {"b2": 0.9}, lambda p: Ballistic(p, beta2=0.9)),
     ],
-)  # fmt: skip
+)
 def test_optax_is_torch_step_for_step(kind, settings, theirs, rate):
     ours = walk(factory(kind, settings), rate=rate)
     reference = walk(theirs, rate=rate)
@@ -193,18 +205,42 @@ def test_rules_of_ones_own(user):
     [
         ("torch.optim.SGDD", {}, "There is no 'SGDD' in torch.optim. Did you mean 'SGD'?"),
         ("adam", {}, "There is no rule named 'adam'. Did you mean 'torch.optim.Adam'?"),
-        ("lossnav.Navigater", {}, "There is no rule named 'lossnav.Navigater'. Did you mean 'lossnav.Navigator'?"),
+        (
+            "lossnav.Navigater",
+            {},
+            "There is no rule named 'lossnav.Navigater'. Did you mean 'lossnav.Navigator'?",
+        ),
         ("quux", {}, "There is no rule named 'quux'. Known: lossnav.Ballistic, "),
-        ("torch.optim.SGD", {"momentm": 0.9}, "The rule 'torch.optim.SGD' has no setting 'momentm'. Did you mean 'momentum'? It takes: lr, momentum, dampening,"),
-        ("lossnav.Ballistic", {"betas": [0, 0.9]}, "no setting 'betas'. Did you mean 'beta2'? It takes: lr, beta2, eps"),
-        ("optax.adam", {"lr": 0.1, "beta1": 0.9}, "The rule 'optax.adam' has no setting 'beta1'. It takes: learning_rate, b1, b2,"),
+        (
+            "torch.optim.SGD",
+            {"momentm": 0.9},
+            "The rule 'torch.optim.SGD' has no setting 'momentm'. Did you mean 'momentum'? It takes: lr, momentum, dampening,",
+        ),
+        (
+            "lossnav.Ballistic",
+            {"betas": [0, 0.9]},
+            "no setting 'betas'. Did you mean 'beta2'? It takes: lr, beta2, eps",
+        ),
+        (
+            "optax.adam",
+            {"lr": 0.1, "beta1": 0.9},
+            "The rule 'optax.adam' has no setting 'beta1'. It takes: learning_rate, b1, b2,",
+        ),
         ("optax.adam", {}, "The rule 'optax.adam' needs the setting 'lr', which is not given."),
-        ("lossnav.zoo:Adam", {"beta": 0.9}, "The rule 'lossnav.zoo:Adam' has no setting 'beta'. Did you mean 'betas'?"),
-        ("no_such_module:make", {}, "There is no module 'no_such_module' for 'no_such_module:make'"),
+        (
+            "lossnav.zoo:Adam",
+            {"beta": 0.9},
+            "The rule 'lossnav.zoo:Adam' has no setting 'beta'. Did you mean 'betas'?",
+        ),
+        (
+            "no_such_module:make",
+            {},
+            "There is no module 'no_such_module' for 'no_such_module:make'",
+        ),
         ("math:pi", {}, "The rule 'math:pi' is a float, and not a function."),
         ("math:", {}, "'math:' is not of the form module:name."),
     ],
-)  # fmt: skip
+)
 def test_refused_by_name(kind, settings, sentence):
     with pytest.raises(ValueError) as caught:
         factory(kind, settings)
@@ -215,14 +251,30 @@ def test_refused_by_name(kind, settings, sentence):
 @pytest.mark.parametrize(
     ("kind", "settings", "sentence"),
     [
-        ("torch.optim.SGD", {"lr": -1}, "The rule 'torch.optim.SGD' cannot be made with lr=-1: Invalid learning rate: -1"),
-        ("torch.optim.Adam", {"betas": 0.9}, "The rule 'torch.optim.Adam' cannot be made with betas=0.9: TypeError"),
+        (
+            "torch.optim.SGD",
+            {"lr": -1},
+            "The rule 'torch.optim.SGD' cannot be made with lr=-1: Invalid learning rate: -1",
+        ),
+        (
+            "torch.optim.Adam",
+            {"betas": 0.9},
+            "The rule 'torch.optim.Adam' cannot be made with betas=0.9: TypeError",
+        ),
         ("lossnav.Navigator", {"gamma": -2}, "gamma is -2, but it must be zero or more."),
         ("lossnav.optim.optax:navigator", {"b1": 1.5}, "b1 is 1.5, but it must be below one"),
-        ("their_rules:nothing", {"lr": 0.1}, "The rule 'their_rules:nothing' returned a NoneType, but it must return an optimizer of PyTorch."),
-        ("their_rules:number", {"lr": 0.1}, "The rule 'their_rules:number' returned a float, but it must return a lossnav Rule or"),
+        (
+            "their_rules:nothing",
+            {"lr": 0.1},
+            "The rule 'their_rules:nothing' returned a NoneType, but it must return an optimizer of PyTorch.",
+        ),
+        (
+            "their_rules:number",
+            {"lr": 0.1},
+            "The rule 'their_rules:number' returned a float, but it must return a lossnav Rule or",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_by_value(user, kind, settings, sentence):
     user.nothing = lambda params, lr: None
     user.number = lambda lr: lr
@@ -245,8 +297,8 @@ def test_a_module_that_does_not_import(tmp_path, monkeypatch):
 
 
 def test_state_of_optax_is_counted():
-    from lossnav.studies.trial.log import held_bytes
+    from lossnav.studies.trial.training import tensor_bytes
 
     optimizer = factory("optax.adam", {"lr": 0.1})(start())
     size = sum(p.numel() for p in start())
-    assert held_bytes(optimizer.state) == pytest.approx(8 * size, abs=40)
+    assert tensor_bytes(optimizer.state) == pytest.approx(8 * size, abs=40)

@@ -11,8 +11,7 @@ from scipy import stats
 
 from lossnav.studies.statistics import FEW, holm, interval, sign_flip
 from lossnav.studies.statistics.comparisons import compare, compare_all
-from lossnav.studies.statistics.sensitivity import edges, usable_range
-from lossnav.studies.statistics.targets import first_reach, reach
+from lossnav.studies.statistics.curves import edges, first_reach, reach, usable_range
 
 NAN, INF = math.nan, math.inf
 SAMPLES = {
@@ -22,10 +21,16 @@ SAMPLES = {
 }
 # What 95 % intervals really cover, and how far off a simulation of this length may be.
 COVERED = {
-    ("normal", 3): 0.950, ("normal", 5): 0.950, ("normal", 10): 0.945,
-    ("skewed", 3): 0.922, ("skewed", 5): 0.914, ("skewed", 10): 0.933,
-    ("exponential", 3): 0.883, ("exponential", 5): 0.883, ("exponential", 10): 0.935,
-}  # fmt: skip
+    ("normal", 3): 0.950,
+    ("normal", 5): 0.950,
+    ("normal", 10): 0.945,
+    ("skewed", 3): 0.922,
+    ("skewed", 5): 0.914,
+    ("skewed", 10): 0.933,
+    ("exponential", 3): 0.883,
+    ("exponential", 5): 0.883,
+    ("exponential", 10): 0.935,
+}
 
 
 def coverage(kind, n, runs):
@@ -62,8 +67,10 @@ def test_few_seeds_use_student_and_many_the_bootstrap_of_scipy():
     few = interval(values[:5])
     known = stats.ttest_1samp(values[:5], 0.0).confidence_interval(0.95)
     assert (few.low, few.high, few.method) == (
-        pytest.approx(known.low), pytest.approx(known.high), "t",
-    )  # fmt: skip
+        pytest.approx(known.low),
+        pytest.approx(known.high),
+        "t",
+    )
     # The same idea by an independent road: SciPy resamples, t is made here from its distribution.
     rng = np.random.default_rng(2)
     t = [stats.ttest_1samp(rng.choice(values, 10), values.mean()).statistic for _ in range(1500)]
@@ -72,8 +79,9 @@ def test_few_seeds_use_student_and_many_the_bootstrap_of_scipy():
     many = interval(values)
     assert many.method == "bootstrap-t"
     assert (many.low, many.high) == (
-        pytest.approx(low, abs=0.25 * error), pytest.approx(high, abs=0.25 * error),
-    )  # fmt: skip
+        pytest.approx(low, abs=0.25 * error),
+        pytest.approx(high, abs=0.25 * error),
+    )
     assert many == interval(values)  # no luck in it
 
 
@@ -169,7 +177,7 @@ def test_a_lost_seed_is_worse_than_any_other(better, lost):
 
 
 def test_ranks_of_lost_seeds_against_wilcoxon():
-    """One infinite difference, the rest finite: Wilcoxon's signed ranks with a very large number for it."""
+    """One infinite difference: Wilcoxon's signed ranks with a very large number for it."""
     one = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     two = one + np.array([0.3, -0.1, 0.2, INF, 0.5, -0.4])
     known = stats.wilcoxon(np.where(np.isinf(two), 99.0, two) - one, method="exact")
@@ -182,13 +190,16 @@ def test_unequal_seeds_are_refused_and_pairs_take_what_both_have():
     rules = {"a": {1: 0.1, 2: 0.2}, "b": {2: 0.4, 3: 0.1}, "c": {9: 1.0}}
     (pair,) = compare_all(rules)
     assert (pair.first, pair.second, pair.difference.n, pair.difference.mean) == (
-        "a", "b", 1, pytest.approx(0.2),
-    )  # fmt: skip
+        "a",
+        "b",
+        1,
+        pytest.approx(0.2),
+    )
     assert not pair.alone
 
 
 def test_looking_at_many_pairs_is_corrected():
-    """Rules that are all the same: without correction, some pair is 'apart' in half of the studies."""
+    """Equal rules: without correction, some pair is 'apart' in half of the studies."""
     rng = np.random.default_rng(5)
     alone = apart = 0
     for _ in range(120):
@@ -228,8 +239,10 @@ def test_the_range_of_good_learning_rates():
     lr, loss = [1.0, 0.001, 0.01, 0.1, 10.0], [0.4, 0.9, 0.3, 0.2, NAN]
     found = usable_range(lr, loss, 0.1)
     assert (found.best, found.low, found.high) == (
-        0.1, pytest.approx(0.01), pytest.approx(10**-0.5),
-    )  # fmt: skip
+        0.1,
+        pytest.approx(0.01),
+        pytest.approx(10**-0.5),
+    )
     assert (found.open_low, found.open_high) == (False, False)
     assert found.factor == pytest.approx(10**1.5)
     wide = usable_range(lr, loss, 5.0)

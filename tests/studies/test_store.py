@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 
 from lossnav.studies import store
-from lossnav.studies.store import BusyError, Store, StoreError, load
-from lossnav.studies.store import files as _files
-from lossnav.studies.store.files import scratch
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.store import BusyError, Store, StoreError, load, scratch
+from lossnav.studies.trial import Result, Trial
 
 
 def made(seed, status="done", size=50):
     trial = Trial("a", "r", "digits", {}, "optax.sgd", {"lr": 0.1}, {"lr": 0.1}, seed, "tuning", 5)
     curves = {"loss": np.random.default_rng(seed).random(size), "file": np.arange(3)}
+    curves["loss"][-1] = seed / 7
     return Result(trial, status, "", {"loss": seed / 7}, {"seconds": 1.0}, curves)
 
 
@@ -65,12 +64,12 @@ def test_lines_are_json_and_curves_are_plain_npz(tmp_path):
 
 
 def test_equal_curves_make_equal_files():
-    first, second = (_files.packed(made(1).curves) for _ in range(2))
+    first, second = (store.packed(made(1).curves) for _ in range(2))
     assert first == second
 
 
 def test_a_file_cut_at_any_byte_loses_no_whole_line(tmp_path):
-    """A kill may leave any part of the last line; all lines before it count, and the next one does too."""
+    """A kill may leave any part of the last line; all other lines count."""
     whole = (fill(tmp_path) / "trials.jsonl").read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in [*range(ends[1], ends[2], 37), ends[2] - 1, ends[2]]:
@@ -80,7 +79,7 @@ def test_a_file_cut_at_any_byte_loses_no_whole_line(tmp_path):
         assert seeds(tmp_path) == ([0, 1, 2] if cut == ends[2] - 1 else held)
         with Store(tmp_path, "tiny") as opened:
             assert [r.trial.seed for r in opened.results.values()] == held
-            assert not opened.unreadable
+            assert not opened.damaged
             opened.add(made(9))
         assert seeds(tmp_path) == [*held, 9]
 
@@ -98,14 +97,20 @@ def test_a_line_without_its_curves_does_not_count(tmp_path, harm):
         other = (tmp_path / "curves" / f"{made(2).trial.key}.npz").read_bytes()
         path.write_bytes({"empty": b"", "cut": raw[:-10], "another": other}[harm])
     assert seeds(tmp_path) == [0, 2]
+    why = "are missing" if harm == "missing" else "do not have the hash that it names"
     with Store(tmp_path, "tiny") as held:
-        assert held.unreadable == 1
+        assert held.damaged.startswith(f"{tmp_path / 'trials.jsonl'}, line 2 (its curves")
+        assert held.damaged.endswith(f"{why}): a damaged line does not count.")
         held.add(made(1))
     assert seeds(tmp_path) == [0, 2, 1]
 
 
 @pytest.mark.parametrize(
-    "line", [b"\0" * 300, b"{}", b"[1]", b"\xff\xfe", b'{"key": "../../x", "curves_sha256": "0"}']
+    "line",
+    [
+        *(b"\0" * 300, b"{}", b"[1]", b"1", b"\xff\xfe", b"[" * 100_000),
+        b'{"key": "../../x", "curves_sha256": "0"}',
+    ],
 )
 def test_damage_in_the_middle_costs_only_its_own_line(tmp_path, line):
     fill(tmp_path)
@@ -113,7 +118,16 @@ def test_damage_in_the_middle_costs_only_its_own_line(tmp_path, line):
     (tmp_path / "trials.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[1:], b""]))
     assert seeds(tmp_path) == [0, 1, 2]
     with Store(tmp_path, "tiny") as held:
-        assert held.unreadable == 1
+        assert "trials.jsonl, line 2 (" in held.damaged
+
+
+def edited(folder, line, **changes):
+    """Change a line of ``trials.jsonl``, counted from 1; None takes a name away."""
+    path = folder / "trials.jsonl"
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[line - 1]) | changes
+    lines[line - 1] = json.dumps({name: x for name, x in entry.items() if x is not None})
+    path.write_text("\n".join([*lines, ""]))
 
 
 def test_a_line_that_was_changed_by_hand_does_not_count(tmp_path):
@@ -123,12 +137,85 @@ def test_a_line_that_was_changed_by_hand_does_not_count(tmp_path):
     assert seeds(tmp_path) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"final": {"loss": 9.0}}, "it does not have the hash that it names"),
+        ({"cost": {"seconds": 0.1}}, "it does not have the hash that it names"),
+        ({"status": "failed"}, "it does not have the hash that it names"),
+        ({"sha256": "0" * 64}, "it does not have the hash that it names"),
+        ({"final": {"loss": 9.0}, "sha256": None}, "its final loss, 9.0, is not the last one of its curve"),
+        ({"final": {"loss": "9"}, "sha256": None}, "its final loss, '9', is not the last one of its curve"),
+        ({"final": [9.0], "sha256": None}, "it is not as it was written"),
+    ],
+)  # fmt: skip
+def test_a_result_that_was_changed_by_hand_does_not_count(tmp_path, changes, why):
+    """Neither where the line has its hash, nor where the curves alone say what is true."""
+    edited(fill(tmp_path), 2, **changes)
+    study, results = load(tmp_path)
+    sentence = f"{tmp_path / 'trials.jsonl'}, line 2 ({why}): a damaged line does not count."
+    assert study["damaged"] == sentence
+    assert [result.trial.seed for result in results] == [0, 2]
+    with Store(tmp_path, "tiny") as held:
+        assert held.damaged == sentence
+        assert made(1).trial.key not in held.results
+        held.add(made(1))  # run again
+    study, results = load(tmp_path)
+    assert "damaged" not in study
+    assert [result.trial.seed for result in results] == [0, 2, 1]
+
+
+def test_lines_of_earlier_versions_count_without_a_hash(tmp_path):
+    edited(fill(tmp_path), 2, sha256=None)
+    with Store(tmp_path, "tiny") as held:
+        assert (held.damaged, held.unsigned) == ("", 1)
+    study, results = load(tmp_path)
+    assert "damaged" not in study
+    assert results == [made(seed) for seed in range(3)]
+
+
+def test_many_damaged_lines_still_make_one_sentence(tmp_path):
+    fill(tmp_path, 6)
+    for line in range(1, 7):
+        edited(tmp_path, line, status="failed")
+    sentence = load(tmp_path)[0]["damaged"]
+    assert "line 1 (" in sentence
+    assert " and 3 more: " in sentence
+    assert "line 4" not in sentence
+
+
 def test_of_two_lines_of_one_trial_the_last_counts(tmp_path):
     with Store(fill(tmp_path), "tiny") as held:
         held.add(replace(made(1), status="failed", reason="why not"))
         assert list(held.results)[-1] == made(1).trial.key
     results = load(tmp_path)[1]
     assert [(r.trial.seed, r.status) for r in results] == [(0, "done"), (2, "done"), (1, "failed")]
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed", "cut", "edited", "longer"])
+def test_lines_that_others_change_in_the_middle_of_a_run_are_noticed(tmp_path, how):
+    """Else what is added goes to a file that no longer has a name, or lines vanish unseen."""
+    path = tmp_path / "trials.jsonl"
+    with Store(fill(tmp_path), "tiny") as held:
+        text = path.read_text()
+        if how == "replaced":  # as most editors save a file
+            (tmp_path / "new").write_text(text)
+            (tmp_path / "new").replace(path)
+        elif how == "removed":
+            path.unlink()
+        else:
+            lines = text.splitlines(keepends=True)
+            edited_lines = {
+                "cut": lines[:-1],
+                "edited": [*lines[:-1], "{}\n"],
+                "longer": [*lines, "{}\n"],
+            }
+            path.write_text("".join(edited_lines[how]))
+        with pytest.raises(StoreError, match="changed by another program while the study ran"):
+            held.add(made(3))
+    with Store(tmp_path, "tiny") as held:
+        held.add(made(3))
+    assert seeds(tmp_path)[-1] == 3
 
 
 def test_what_dead_runs_left_is_removed(tmp_path):
@@ -313,7 +400,7 @@ def test_reading_goes_on_while_a_run_writes(tmp_path):
 
 
 def test_nothing_here_needs_torch():
-    code = "import sys, lossnav.studies.store, lossnav.studies.execution; print('torch' in sys.modules)"
+    code = "import sys, lossnav.studies.execution; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -17,10 +17,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from lossnav.optim.torch import WeightUncertainty
 from lossnav.studies import data, tasks
-from lossnav.studies.spec import file
-from lossnav.studies.trial import training
-from lossnav.studies.trial.records import Trial
-from lossnav.studies.trial.reproducible import batch_rng
+from lossnav.studies import spec as file
+from lossnav.studies.trial import Trial, training
+from lossnav.studies.trial.setup import batch_rng
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OURS = "lossnav.optim.torch:WeightUncertainty"
@@ -29,10 +28,18 @@ LABELS = {"data": "digits", "pooling": 2, "hidden": [12], "steps": 10, "tasks": 
 BITS = {"steps": 20, "tasks": 6}
 STREAMS = {"permuted-pixels": PIXELS, "permuted-labels": LABELS, "slow-bits": BITS}
 BASE = Trial(
-    task="stream", rule="sgd", task_kind="permuted-pixels", task_settings=PIXELS,
-    rule_kind="torch.optim.SGD", settings={"lr": 0.1}, point={"lr": 0.1}, seed=3, phase="reporting",
-    epochs=1, evaluations=4,
-)  # fmt: skip
+    task="stream",
+    rule="sgd",
+    task_kind="permuted-pixels",
+    task_settings=PIXELS,
+    rule_kind="torch.optim.SGD",
+    settings={"lr": 0.1},
+    point={"lr": 0.1},
+    seed=3,
+    phase="reporting",
+    epochs=1,
+    evaluations=4,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +79,7 @@ def looked_up(images):
 
 
 def test_each_task_has_its_own_order_of_the_pixels():
-    """Found from the images alone: the sorted pixels name the digit, and one order undoes them all."""
+    """From the images alone: the sorted pixels name the digit, and one order restores all."""
     task = stream("permuted-pixels")
     digits, orders = data.load("digits"), []
     torch.manual_seed(5)
@@ -98,7 +105,12 @@ def test_each_task_has_its_own_names_of_the_classes():
     """Images, averaged over squares by hand, tell the class; each class has one name in a task."""
     task, digits = stream("permuted-labels"), data.load("digits")
     squares = digits.x_train.reshape(-1, 4, 2, 4, 2).astype(float)
-    pooled = (squares[:, :, 0, :, 0] + squares[:, :, 0, :, 1] + squares[:, :, 1, :, 0] + squares[:, :, 1, :, 1]) / 64  # fmt: skip
+    pooled = (
+        squares[:, :, 0, :, 0]
+        + squares[:, :, 0, :, 1]
+        + squares[:, :, 1, :, 0]
+        + squares[:, :, 1, :, 1]
+    ) / 64
     known = {}
     for x, y in zip(pooled.reshape(-1, 16).astype(np.float32), digits.y_train, strict=True):
         known.setdefault(bytes(x), set()).add(int(y))
@@ -150,7 +162,7 @@ def test_slow_bits_by_the_formula():
 
 
 def test_the_sizes_by_default(monkeypatch, tmp_path):
-    """A: 196-50-50-10, 150 tasks of 200 steps of 16; B: 100 tasks; C: 20-5-1, 60 tasks of 1000 steps of one."""
+    """A: 196-50-50-10, 150 tasks of 200 steps of 16; B: 100 tasks; C: 20-5-1, 60 of 1000 of 1."""
     rows = np.random.default_rng(0)
     arrays = {}
     for part in ("train", "test"):
@@ -171,12 +183,18 @@ def test_the_sizes_by_default(monkeypatch, tmp_path):
         assert len(x) == (1 if kind == "slow-bits" else 16)
     assert x.shape == (1, 20)
     large = tasks.named("permuted-pixels", {"pooling": 1, "hidden": [300, 150], "tasks": 400})
-    assert [tuple(p.shape) for p in large.model().parameters() if p.ndim > 1] == [(300, 784), (150, 300), (10, 150)]  # fmt: skip
+    assert [tuple(p.shape) for p in large.model().parameters() if p.ndim > 1] == [
+        (300, 784),
+        (150, 300),
+        (10, 150),
+    ]
 
 
 def test_weights_at_the_start():
     torch.manual_seed(0)
-    layers = [m for m in stream("permuted-pixels", hidden=[300, 200]).model() if isinstance(m, nn.Linear)]  # fmt: skip
+    layers = [
+        m for m in stream("permuted-pixels", hidden=[300, 200]).model() if isinstance(m, nn.Linear)
+    ]
     for layer, gain in zip(layers, (2, 2, 1), strict=True):
         assert not layer.bias.any()
         spread = layer.weight.detach()
@@ -186,7 +204,7 @@ def test_weights_at_the_start():
 
 
 def by_hand(trial, right, price):
-    """A plain loop: the score of each step from a pass of its own, and a copy of the model after each task."""
+    """A plain loop: the score of each step from its own pass, and the model after each task."""
     task = tasks.named(trial.task_kind, trial.task_settings)
     torch.manual_seed(trial.seed)
     model = task.model()
@@ -211,11 +229,13 @@ def accuracy(said, y):
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_the_score_is_that_of_a_plain_loop(kind):
-    """Predictions before each update; the last fifth (third) of the tasks; the curve since the last look."""
+    """Predictions before each update; the last fifth (third) of the tasks; the recent curve."""
     trial = a(kind, settings={"lr": 0.01 if kind == "slow-bits" else 0.1})
     result = training.run_trial(trial)
     assert result.status == "done"
-    right, price, part = (mse_loss, mse_loss, 3) if kind == "slow-bits" else (accuracy, cross_entropy, 5)  # fmt: skip
+    right, price, part = (
+        (mse_loss, mse_loss, 3) if kind == "slow-bits" else (accuracy, cross_entropy, 5)
+    )
     task, scores, losses, _ = by_hand(trial, right, price)
     np.testing.assert_array_equal(result.curves["training_loss"], losses)
     last = {10: 2, 6: 2}[task.tasks] * task.steps
@@ -233,7 +253,7 @@ def test_the_score_is_that_of_a_plain_loop(kind):
 
 
 def test_forgetting_is_that_of_a_plain_loop():
-    """Accuracy on the task before, at its own end less that one task later, from copies of the model."""
+    """Accuracy at the end of a task minus that one task later, from copies of the model."""
     trial = a(epochs=None, steps=100, settings={"lr": 0.3})
     result = training.run_trial(trial)
     task, _, _, ends = by_hand(trial, accuracy, cross_entropy)
@@ -246,7 +266,7 @@ def test_forgetting_is_that_of_a_plain_loop():
     lost = [right(ends[i], task._orders[i]) - right(ends[i + 1], task._orders[i]) for i in range(9)]
     assert result.final["forgetting"] == pytest.approx(np.mean(lost[-2:]), abs=1e-6)
     assert result.final["forgetting"] > 0.02
-    # Evaluated after 25, 50, 75 and 100 steps: 2, 5, 7 and 10 tasks are complete, of which 1, 1, 2, 2 count.
+    # After 25, 50, 75 and 100 steps, 2, 5, 7 and 10 tasks are complete; 1, 1, 2, 2 count.
     expected = [0.0, lost[0], lost[3], np.mean(lost[4:6]), np.mean(lost[7:9])]
     np.testing.assert_allclose(result.curves["forgetting"], expected, atol=1e-6)
 
@@ -354,7 +374,9 @@ def test_weight_uncertainty_is_shown_the_network_where_it_asks(kind, settings, l
 
 
 def test_a_task_that_does_not_say_its_loss_cannot_serve_ggn():
-    trial = a(rule_kind=OURS, settings={"curvature": "ggn"}, task_kind="noisy-quadratic", task_settings={})  # fmt: skip
+    trial = a(
+        rule_kind=OURS, settings={"curvature": "ggn"}, task_kind="noisy-quadratic", task_settings={}
+    )
     result = training.run_trial(trial)
     assert result.status == "failed"
     assert "must know the loss" in result.reason
@@ -365,7 +387,7 @@ def test_parts_of_batches_are_refused(monkeypatch):
     settings = {"curvature": "fisher"}
     result = training.run_trial(replace(a(), rule_kind=OURS, settings=settings, point={}))
     assert result.status == "failed"
-    assert "looks at the examples of a whole batch" in result.reason
+    assert "needs the examples of a whole batch" in result.reason
 
 
 def test_any_rule_with_watch_is_given_the_model(monkeypatch):
@@ -455,7 +477,7 @@ def test_study_files_ask_for_the_streams_as_they_are_described():
 
 
 def test_the_table_of_the_benchmark(tmp_path):
-    """Ratios from the studies' own summaries; a rule without a mean is named, and never the best."""
+    """Ratios from the studies' summaries; a rule without a mean is named, and never the best."""
     spec = importlib.util.spec_from_file_location("continual_table", FOLDER / "continual.py")
     continual = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(continual)

@@ -13,7 +13,15 @@ from lossnav.studies import data, tasks
 from lossnav.studies.tasks.convex import Point
 from lossnav.studies.tasks.images import cropped
 
-KINDS = ["digits", "mnist", "fashion-mnist", "cifar10", "characters", "noisy-quadratic", "logistic-regression"]  # fmt: skip
+KINDS = [
+    "digits",
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "characters",
+    "noisy-quadratic",
+    "logistic-regression",
+]
 SMALL = {
     "characters": {"layers": 2, "width": 32, "heads": 4, "context": 16, "batch_size": 8},
     "cifar10": {"batch_size": 20},
@@ -22,7 +30,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Small files of the real formats; each class has a pattern of its own, so that it can be learnt."""
+    """Small files of the real formats; each class has its own pattern, which can be learnt."""
     place, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name, shape in (("mnist", (28, 28)), ("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))):
         # Crops and mirrors leave a colour as it is.
@@ -99,12 +107,28 @@ def test_the_paper_models():
         "Linear",
     ]
     assert [tuple(p.shape) for p in mnist.model().parameters()] == [
-        (512, 784), (512,), (256, 512), (256,), (10, 256), (10,),
-    ]  # fmt: skip
+        (512, 784),
+        (512,),
+        (256, 512),
+        (256,),
+        (10, 256),
+        (10,),
+    ]
     assert [tuple(p.shape) for p in cifar.model().parameters() if p.ndim > 1] == [
-        (64, 3, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3), (256, 8192), (10, 256),
-    ]  # fmt: skip
-    assert [type(m).__name__ for m in cifar.model()][:5] == ["Conv2d", "ReLU", "Conv2d", "ReLU", "MaxPool2d"]  # fmt: skip
+        (64, 3, 3, 3),
+        (64, 64, 3, 3),
+        (128, 64, 3, 3),
+        (128, 128, 3, 3),
+        (256, 8192),
+        (10, 256),
+    ]
+    assert [type(m).__name__ for m in cifar.model()][:5] == [
+        "Conv2d",
+        "ReLU",
+        "Conv2d",
+        "ReLU",
+        "MaxPool2d",
+    ]
     assert mnist.batch_size == cifar.batch_size == 128
 
 
@@ -199,11 +223,16 @@ def test_the_transformer_does_not_see_what_is_to_come():
 
 def test_noisy_quadratic_has_the_noise_it_says():
     """Mean and covariance of the gradient, against H and noise^2 H from many draws."""
-    task = tasks.named("noisy-quadratic", {"dimension": 4, "condition": 10.0, "noise": 0.5, "epoch_steps": 8000})  # fmt: skip
+    task = tasks.named(
+        "noisy-quadratic", {"dimension": 4, "condition": 10.0, "noise": 0.5, "epoch_steps": 8000}
+    )
     model = Point(4)
     grads = torch.stack(
-        [torch.autograd.grad(task.loss(model, noise), [model.theta])[0] for noise in task.batches(rng())]
-    )  # fmt: skip
+        [
+            torch.autograd.grad(task.loss(model, noise), [model.theta])[0]
+            for noise in task.batches(rng())
+        ]
+    )
     mean = task.H @ (model.theta.detach() - task.minimum)
     assert torch.allclose(grads.mean(0), mean, atol=0.03)
     assert torch.allclose(torch.cov(grads.T), 0.25 * task.H, atol=0.015)
@@ -236,27 +265,70 @@ def test_the_metric_can_be_chosen():
     ("kind", "settings", "sentence"),
     [
         ("mnst", {}, "There is no built-in task named 'mnst'. Did you mean 'mnist'?"),
-        ("digits", {"hiden": [3]}, "The task 'digits' has no setting 'hiden'. Did you mean 'hidden'? It takes: hidden, batch_size,"),
-        ("digits", {"hidden": [0]}, "A width of hidden is 0, but it must be a whole number, 1 or more."),
-        ("cifar10", {"widths": []}, "widths has 0 numbers, but a picture of 32 x 32 pixels can be halved from one to five times."),
+        (
+            "digits",
+            {"hiden": [3]},
+            "The task 'digits' has no setting 'hiden'. Did you mean 'hidden'? It takes: "
+            "batch_size, validation, metric, hidden",
+        ),
+        (
+            "digits",
+            {"hidden": [0]},
+            "A width of hidden is 0, but it must be a whole number, 1 or more.",
+        ),
+        (
+            "cifar10",
+            {"widths": []},
+            "widths has 0 numbers, but an image of 32 x 32 pixels can be halved from one to "
+            "five times.",
+        ),
         ("cifar10", {"widths": 8}, "widths is 8, but it must be a list of widths, such as [64]."),
         ("digits", {"hidden": 64}, "hidden is 64, but it must be a list of widths, such as [64]."),
-        ("digits", {"batch_size": 2.5}, "batch_size is 2.5, but it must be a whole number, 1 or more."),
-        ("digits", {"validation": "some"}, "validation must be a real number, but a str was given."),
+        (
+            "digits",
+            {"batch_size": 2.5},
+            "batch_size is 2.5, but it must be a whole number, 1 or more.",
+        ),
+        (
+            "digits",
+            {"validation": "some"},
+            "validation must be a real number, but a str was given.",
+        ),
         ("digits", {"metric": 3}, "There is no metric named '3'. Known: accuracy, loss."),
         ("digits", {"validation": 1437}, "which holds out 1437 of 1437 training images"),
         ("digits", {"validation": 1e-5}, "which holds out 0 of 1437 training images"),
-        ("digits", {"metric": "acuracy"}, "There is no metric named 'acuracy'. Did you mean 'accuracy'?"),
-        ("characters", {"heads": 3}, "width is 128, but it must be a multiple of heads, which is 3."),
+        (
+            "digits",
+            {"metric": "acuracy"},
+            "There is no metric named 'acuracy'. Did you mean 'accuracy'?",
+        ),
+        (
+            "characters",
+            {"heads": 3},
+            "width is 128, but it must be a multiple of heads, which is 3.",
+        ),
         ("characters", {"context": 300}, "context is 300, but the text for validation has only"),
         ("noisy-quadratic", {"condition": 0.5}, "condition is 0.5, but it must be 1 or more."),
         ("noisy-quadratic", {"noise": -1}, "noise is -1, but it must be zero or more."),
-        ("their_tasks:nothing", {}, "The task 'their_tasks:nothing' returned a NoneType, but it must return a Task."),
-        ("their_tasks:sized", {}, "The task 'their_tasks:sized' needs the setting 'size', which is not given."),
-        ("their_tasks:broken", {"size": 3}, "The task 'their_tasks:broken' cannot be made with size=3: ZeroDivisionError: division by zero"),
+        (
+            "their_tasks:nothing",
+            {},
+            "The task 'their_tasks:nothing' returned a NoneType, but it must return a Task.",
+        ),
+        (
+            "their_tasks:sized",
+            {},
+            "The task 'their_tasks:sized' needs the setting 'size', which is not given.",
+        ),
+        (
+            "their_tasks:broken",
+            {"size": 3},
+            "The task 'their_tasks:broken' cannot be made with size=3: ZeroDivisionError: "
+            "division by zero",
+        ),
         ("their_tasks:other", {}, "There is no 'other' in their_tasks."),
     ],
-)  # fmt: skip
+)
 def test_refused(kind, settings, sentence, monkeypatch):
     module = types.ModuleType("their_tasks")
     module.nothing, module.sized = lambda: None, lambda size: None
@@ -273,7 +345,7 @@ def test_missing_data_are_refused_and_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("LOSSNAV_OFFLINE", "1")
     with pytest.raises(
-        ValueError, match=r"The data set 'mnist' cannot be had: there is no mnist\.npz"
+        ValueError, match=r"The data set 'mnist' is not available: there is no mnist\.npz"
     ):
         tasks.named("mnist")
 

@@ -16,17 +16,22 @@ import torch
 from torch import nn
 
 from lossnav.studies import tasks
-from lossnav.studies.spec.schedules import schedule
-from lossnav.studies.trial import log as _trial_log
-from lossnav.studies.trial import training
-from lossnav.studies.trial.records import Trial
-from lossnav.studies.trial.reproducible import batch_rng, reproducible
+from lossnav.studies.trial import Trial, training
+from lossnav.studies.trial.setup import batch_rng, reproducible, schedule
 
 BASE = Trial(
-    task="digits", rule="sgd", task_kind="digits", task_settings={"hidden": [16]},
-    rule_kind="torch.optim.SGD", settings={"lr": 0.1, "momentum": 0.9}, point={"lr": 0.1}, seed=3,
-    phase="reporting", steps=50, evaluations=4,
-)  # fmt: skip
+    task="digits",
+    rule="sgd",
+    task_kind="digits",
+    task_settings={"hidden": [16]},
+    rule_kind="torch.optim.SGD",
+    settings={"lr": 0.1, "momentum": 0.9},
+    point={"lr": 0.1},
+    seed=3,
+    phase="reporting",
+    steps=50,
+    evaluations=4,
+)
 
 
 def a(**changes):
@@ -140,7 +145,7 @@ def test_twice_the_same(trial):
 def test_the_same_in_another_process():
     """A fresh interpreter has other hashes, other memory, and the same numbers."""
     code = (
-        "import json, sys; from lossnav.studies.trial.records import Trial; "
+        "import json, sys; from lossnav.studies.trial import Trial; "
         "from lossnav.studies.trial.training import run_trial; "
         "r = run_trial(Trial(**json.loads(sys.argv[1]))); "
         "print(json.dumps([r.final, r.curves['training_loss'].tolist()]))"
@@ -206,19 +211,53 @@ def test_threads_are_set_while_it_runs(user):
     [
         ({"kind": "constant"}, None),
         ({"kind": "linear"}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 50)),
-        ({"kind": "linear", "floor": 0.1}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, 50)),
+        (
+            {"kind": "linear", "floor": 0.1},
+            lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.1, 50),
+        ),
         ({"kind": "cosine"}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50)),
-        ({"kind": "cosine", "floor": 0.2}, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.2 * 0.3)),
-        ({"kind": "linear", "hold": 0.6}, lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
-            torch.optim.lr_scheduler.ConstantLR(o, 1.0, 30),
-            torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 20)], [30])),
-        ({"kind": "constant", "warmup": 0.2}, lambda o: torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10)),
-        ({"kind": "cosine", "warmup": 0.2}, lambda o: torch.optim.lr_scheduler.SequentialLR(o, [
-            torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10),
-            torch.optim.lr_scheduler.CosineAnnealingLR(o, 40)], [10])),
+        (
+            {"kind": "cosine", "floor": 0.2},
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.2 * 0.3),
+        ),
+        (
+            {"kind": "linear", "hold": 0.6},
+            lambda o: torch.optim.lr_scheduler.SequentialLR(
+                o,
+                [
+                    torch.optim.lr_scheduler.ConstantLR(o, 1.0, 30),
+                    torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 20),
+                ],
+                [30],
+            ),
+        ),
+        (
+            {"kind": "constant", "warmup": 0.2},
+            lambda o: torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10),
+        ),
+        (
+            {"kind": "cosine", "warmup": 0.2},
+            lambda o: torch.optim.lr_scheduler.SequentialLR(
+                o,
+                [
+                    torch.optim.lr_scheduler.LinearLR(o, 1 / 11, 1.0, 10),
+                    torch.optim.lr_scheduler.CosineAnnealingLR(o, 40),
+                ],
+                [10],
+            ),
+        ),
     ],
-    ids=["constant", "linear", "linear-floor", "cosine", "cosine-floor", "hold", "warm", "warm-cosine"],
-)  # fmt: skip
+    ids=[
+        "constant",
+        "linear",
+        "linear-floor",
+        "cosine",
+        "cosine-floor",
+        "hold",
+        "warm",
+        "warm-cosine",
+    ],
+)
 def test_schedules_are_those_of_torch(settings, theirs):
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
     scheduler = theirs(optimizer) if theirs else None
@@ -254,9 +293,17 @@ def test_a_schedule_reaches_the_optimizer(user):
     for tensor in (False, True):
         seen.clear()
         settings = {"lr": 0.01, "tensor": tensor}
-        result = training.run_trial(replace(line(steps=10, schedule={"kind": "linear"}), rule_kind="theirs:two", settings=settings))  # fmt: skip
+        result = training.run_trial(
+            replace(
+                line(steps=10, schedule={"kind": "linear"}),
+                rule_kind="theirs:two",
+                settings=settings,
+            )
+        )
         assert result.status == "done", result.reason
-        np.testing.assert_allclose(seen, [[0.01 * (1 - i / 10), 0.1 * (1 - i / 10)] for i in range(10)], rtol=1e-6)  # fmt: skip
+        np.testing.assert_allclose(
+            seen, [[0.01 * (1 - i / 10), 0.1 * (1 - i / 10)] for i in range(10)], rtol=1e-6
+        )
 
 
 def test_a_divergence_is_a_result():
@@ -341,7 +388,9 @@ def test_a_rule_that_breaks_on_nan_has_diverged(user):
     result = training.run_trial(replace(trial, rule_kind="theirs:Fragile", settings={"lr": 1e3}))
     assert result.status == "diverged"
     assert "The training loss was" in result.reason
-    raising = replace(trial, rule_kind="lossnav.Navigator", settings={"lr": 1e30, "nonfinite": "raise"})  # fmt: skip
+    raising = replace(
+        trial, rule_kind="lossnav.Navigator", settings={"lr": 1e30, "nonfinite": "raise"}
+    )
     assert training.run_trial(raising).status == "diverged"
 
 
@@ -352,7 +401,7 @@ def test_a_rule_that_breaks_on_nan_has_diverged(user):
         ({}, "evaluate() returned nothing, but the metric of the task is 'loss'."),
         (
             {"loss": 1.0, "step": 3.0},
-            "evaluate() returned 'step', a name that is taken: use another.",
+            "evaluate() returned 'step', a reserved name: use another.",
         ),
     ],
 )
@@ -380,11 +429,13 @@ def test_an_interrupt_comes_through(user):
 
 
 def test_evaluations_change_nothing(user):
-    """Dropout, an evaluation that draws, a module kept in eval mode: training is the same without."""
+    """Dropout, an evaluation that draws, a module in eval mode: training is the same."""
 
     class Noisy(user.Line):
         def model(self):
-            model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1))  # fmt: skip
+            model = nn.Sequential(
+                nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)
+            )
             model[3].eval()
             self.net = model
             return model
@@ -407,9 +458,15 @@ def test_evaluations_change_nothing(user):
     assert few.final == many.final
 
 
-@pytest.mark.parametrize(("steps", "evaluations", "stops"), [
-    (50, 4, [0, 13, 25, 38, 50]), (3, 10, [0, 1, 2, 3]), (7, 1, [0, 7]), (10, 3, [0, 3, 7, 10]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("steps", "evaluations", "stops"),
+    [
+        (50, 4, [0, 13, 25, 38, 50]),
+        (3, 10, [0, 1, 2, 3]),
+        (7, 1, [0, 7]),
+        (10, 3, [0, 3, 7, 10]),
+    ],
+)
 def test_evaluations_are_spread(user, steps, evaluations, stops):
     result = training.run_trial(line(steps=steps, evaluations=evaluations))
     assert result.curves["step"].tolist() == stops
@@ -427,7 +484,10 @@ def test_the_split_is_that_of_the_phase(user):
     assert training.run_trial(line(phase="reporting", steps=2)).status == "done"
     result = training.run_trial(line(phase="tuning", steps=2))
     assert result.status == "failed"
-    assert "The task 'theirs:Line' has no validation split, so a rule cannot be tuned by it" in result.reason  # fmt: skip
+    assert (
+        "The task 'theirs:Line' has no validation split, so a rule cannot be tuned by it"
+        in result.reason
+    )
 
 
 def test_epochs_are_passes():
@@ -538,7 +598,7 @@ def test_a_callback_that_fails_is_left_out(user):
 
 
 def test_progress_is_told_ten_times_a_second_at_most(user, monkeypatch):
-    """By a clock that goes 1/32 s with each loss: a tenth is over after four, the first of which is in an evaluation."""
+    """By a clock that goes 1/32 s with each loss; the first one is in an evaluation."""
     now, told = 0.0, []
 
     class Slow(user.Line):
@@ -549,7 +609,7 @@ def test_progress_is_told_ten_times_a_second_at_most(user, monkeypatch):
 
     user.Line = Slow
     monkeypatch.setattr(training, "clock", lambda: now)
-    monkeypatch.setattr(_trial_log, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: now))
     result = training.run_trial(line(evaluations=1), progress=lambda *heard: told.append(heard))
     steps = [*range(3, 50, 4), 50]
     losses = result.curves["training_loss"]
@@ -565,11 +625,26 @@ def test_progress_is_told_ten_times_a_second_at_most(user, monkeypatch):
         ({"task_kind": "digit"}, "There is no built-in task named 'digit'. Did you mean 'digits'?"),
         ({"task_settings": {"width": 3}}, "The task 'digits' has no setting 'width'."),
         ({"task_settings": {"validation": 0}, "phase": "tuning"}, "has no validation split"),
-        ({"schedule": {"kind": "cosin"}}, "There is no schedule named 'cosin'. Did you mean 'cosine'?"),
-        ({"schedule": {"kind": "cosine", "warmup": 1.5}}, "warmup is 1.5, but it must be below one"),
-        ({"schedule": {"kind": "cosine", "floor": 2}}, "floor is 2, but it must be at most one"),
-        ({"schedule": {"knd": "cosine"}}, "There is no setting of the schedule named 'knd'. Did you mean 'kind'?"),
-        ({"schedule": {"kind": "cosine", "floor": "low"}}, "floor must be a real number, but a str was given."),
+        (
+            {"schedule": {"kind": "cosin"}},
+            "There is no schedule named 'cosin'. Did you mean 'cosine'?",
+        ),
+        (
+            {"schedule": {"kind": "cosine", "warmup": 1.5}},
+            "warmup is 1.5, but it must be below one",
+        ),
+        (
+            {"schedule": {"kind": "cosine", "floor": 2}},
+            "floor is 2, but it is a share: at most one",
+        ),
+        (
+            {"schedule": {"knd": "cosine"}},
+            "There is no setting of the schedule named 'knd'. Did you mean 'kind'?",
+        ),
+        (
+            {"schedule": {"kind": "cosine", "floor": "low"}},
+            "floor must be a real number, but a str was given.",
+        ),
         ({"clip": "much"}, "clip must be a real number, but a str was given."),
         ({"clip": 0.0}, "clip is 0, but it must be greater than zero."),
         ({"steps": 0}, "steps is 0, but it must be a whole number, 1 or more."),
@@ -579,7 +654,7 @@ def test_progress_is_told_ten_times_a_second_at_most(user, monkeypatch):
         ({"steps": None}, "A trial needs either steps or epochs, and not both."),
         ({"steps": None, "epochs": 0}, "epochs is 0, but it must be greater than zero."),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_before_and_while(changes, sentence):
     """`check` raises a sentence, and `run_trial` returns the same one."""
     trial = a(**changes)
@@ -612,9 +687,44 @@ def test_what_is_said_before(user, monkeypatch):
     found = training.describe(a(steps=200))
     assert found["steps"] == 200
     assert found["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
-    judged = 1 + 4
-    assert found["seconds"] == pytest.approx(0.01 * (200 + judged))
+    judged, setup = 1 + 4, 1
+    assert found["seconds"] == pytest.approx(0.01 * (200 + judged + setup))
+    assert found["reporting_seconds"] == pytest.approx(found["seconds"])
+    assert found["start"] == pytest.approx(0.0)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_each_part_of_a_trial_is_counted_by_its_own_time(monkeypatch):
+    """Setting up takes 5 and later 1, the first step 10, others 2 and each fourth one 6; splits 3 and 7."""
+    time, made, steps = [0.0], [], []
+    plain = training.TrialRun
+
+    class Slow(plain):
+        def __init__(self, trial):
+            super().__init__(trial)
+            time[0] += 1.0 if made else 5.0
+            made.append(self)
+
+        def step(self, batch, step, times=None):
+            time[0] += 10.0 if not steps else 2.0 if len(steps) % 4 else 6.0
+            steps.append(step)
+            return super().step(batch, step, times)
+
+        def evaluate(self):
+            time[0] += {"validation": 3.0, "test": 7.0}[self.split]
+            return super().evaluate()
+
+    monkeypatch.setattr(training, "TrialRun", Slow)
+    monkeypatch.setattr(training, "clock", lambda: time[0])
+    found = training.describe(a(phase="tuning", steps=34, evaluations=2), budget=1000.0)
+    assert steps == list(range(34))
+    step = (24 * 2.0 + 8 * 6.0) / 32  # of those after the first two
+    assert found["seconds"] == pytest.approx(1.0 + 34 * step + 3 * 3.0)
+    assert found["reporting_seconds"] == pytest.approx(1.0 + 34 * step + 3 * 7.0)
+    assert found["start"] == pytest.approx(4.0 + 10.0 + 2.0 - 2 * step)
+    steps.clear()
+    training.describe(a(phase="tuning", steps=34), budget=13.0)
+    assert len(steps) == 3  # 10 + 2 + 2: the time is over
 
 
 def test_a_rule_without_lr_has_no_schedule(user):
@@ -636,7 +746,7 @@ def test_a_rule_without_lr_has_no_schedule(user):
 
 def test_reading_about_studies_does_not_import_torch():
     code = (
-        "import sys, lossnav.studies, lossnav.studies.data, lossnav.studies.spec.schedules; "
+        "import sys, lossnav.studies, lossnav.studies.data, lossnav.studies.spec.plan; "
         "lossnav.studies.Trial; assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

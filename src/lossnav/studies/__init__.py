@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # nothing is imported before it is asked for: the command line stays quick
     from lossnav.studies import report
     from lossnav.studies.execution import run as run
-    from lossnav.studies.spec.file import read as read
+    from lossnav.studies.spec import read as read
     from lossnav.studies.tasks import Task as Task
-    from lossnav.studies.trial.records import Result as Result
-    from lossnav.studies.trial.records import Trial as Trial
+    from lossnav.studies.trial import Result as Result
+    from lossnav.studies.trial import Trial as Trial
 
 _HOME = {
-    "Result": "trial.records",
+    "Result": "trial",
     "Task": "tasks",
-    "Trial": "trial.records",
-    "read": "spec.file",
+    "Trial": "trial",
+    "read": "spec",
     "run": "execution",
 }
 __all__ = ["Result", "Task", "Trial", "read", "report", "run"]

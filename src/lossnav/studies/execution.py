@@ -1,25 +1,29 @@
-"""A study from its file to its report: checked, tuned, chosen, run, written down."""
+"""Run a study from its file to its report, or only plan it."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lossnav.studies import engines
+from lossnav.studies import engines, estimate
+from lossnav.studies.engines import interrupts
 from lossnav.studies.progress import Progress, Quiet
-from lossnav.studies.report.words import count
-from lossnav.studies.spec import plan
-from lossnav.studies.spec.file import Study, StudyError, read
-from lossnav.studies.store import FORMAT, Store
-from lossnav.studies.trial.records import Trial
+from lossnav.studies.report.text import count
+from lossnav.studies.spec import Study, StudyError, plan, read
+from lossnav.studies.store import FORMAT, Store, load
+from lossnav.studies.trial import Phase, Result, Trial
 
-Metrics = dict[str, tuple[str, str]]
-TRAINING = "lossnav.studies.trial.training"
+_TRAINING = "lossnav.studies.trial.training"  # tests put another module in its place
+_MEASURING = 10.0  # seconds in which a dry run times steps, at most
 
 
 def run(
@@ -33,30 +37,28 @@ def run(
     callbacks: Sequence[str] = (),
     retry_failed: bool = False,
     progress: Progress | None = None,
-    training: str = TRAINING,
 ) -> Path:
-    """Run a study, or go on with it where it stopped, and write its report.
+    """Run a study, or resume it where it stopped, and write its report.
 
     Args:
-        study: A `Study`, what a study file holds, or the path of a study file.
-        folder: Where everything is kept; ``studies/NAME`` if not given. A run that was stopped or killed
-            goes on from there, and a study that was changed runs only what is new.
+        study: A `Study`, the contents of a study file, or the path of a study file.
+        folder: Where everything is stored; ``studies/NAME`` if not given. A run that was stopped or
+            killed is resumed from there, and a study that was changed runs only what is new.
         jobs: Processes that train at the same time.
         engine: ``"joblib"`` (processes of this machine), ``"serial"`` (this process), ``"ray"`` (a
-            cluster) or ``"torchrun"`` (several processes for each trial). The numbers are the same with the
-            first three, and equal up to rounding with the last.
-        address: Of an existing Ray cluster.
-        processes: Of each trial, with torchrun.
+            cluster) or ``"torchrun"`` (several processes for each trial). The numbers are the same
+            with the first three, and equal up to rounding with the last.
+        address: Address of an existing Ray cluster.
+        processes: Processes of each trial, with torchrun.
         callbacks: Names of callbacks: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
-        retry_failed: Whether trials that failed before are run again.
-        progress: Shows how it goes; nothing is shown if not given.
-        training: The module that trains: what tests put in its place.
+        retry_failed: Whether to run trials again that failed before.
+        progress: Displays the progress; nothing is displayed if not given.
 
     Returns:
         The path of the report.
 
     Raises:
-        StudyError: The study cannot be run; nothing has been.
+        StudyError: The study cannot be run; no trial was started.
         StoreError: The folder cannot be written, or holds something else.
         BusyError: Another run is writing the folder.
 
@@ -74,40 +76,45 @@ def run(
         ...     report.name, len((report.parent / "trials.jsonl").read_text().splitlines())
         ('report.html', 4)
     """
-    study, progress = read_any(study), progress or Quiet()
+    if not isinstance(study, Study):
+        study = Study.from_dict(study) if isinstance(study, Mapping) else read(study)
+    progress = progress or Quiet()
     if jobs < 1 or processes < 1:
         raise ValueError(
             f"There must be one or more processes, but {min(jobs, processes)} is given."
         )
     place = Path("studies") / study.name if folder is None else Path(folder)
     data = os.environ.get("LOSSNAV_DATA")
-    job = engines.Job(
+    shared = engines.RunContext(
         folder=str(place.resolve()),
         code=None if study.folder is None else str(study.folder.resolve()),
         callbacks=tuple(callbacks),
         data=str(Path(data).resolve()) if data else None,
-        runner=f"{training}:run_trial",
+        runner=f"{_TRAINING}:run_trial",
     )
-    where = engines.make(engine, job, jobs=jobs, address=address, processes=processes)
+    where = engines.make(engine, shared, jobs=jobs, address=address, processes=processes)
     if callbacks:
         from lossnav.studies.trial.callbacks import named
 
         named(callbacks, place)
-    metrics = check(study, training)
+    metrics = check(study)
     with Store(place, study.name) as store:
-        progress.say(f"The study {study.name} is kept in {place}.")
-        held = _Run(study, metrics, store, where, progress, retry_failed)
+        progress.say(f"The study {study.name} is stored in {place}.")
         try:
-            held.all()
+            # Ctrl-C waits until no worker can be forgotten; training in this process is stopped.
+            with interrupts.deferred() if where.elsewhere else contextlib.nullcontext():
+                try:
+                    _Run(study, metrics, store, where, progress, retry_failed).all()
+                finally:
+                    where.close()
         except KeyboardInterrupt:
             progress.close()
             progress.say(
-                f"Stopped. {count(len(store.results), 'trial')} kept in {place}: run the same command "
-                "again to go on."
+                f"Stopped. {count(len(store.results), 'trial')} stored in {place}: run the same "
+                "command again to resume."
             )
             raise
         finally:
-            where.close()
             progress.close()
         from lossnav.studies import report
 
@@ -115,48 +122,25 @@ def run(
             return report.write(place)
 
 
-def read_any(study: Study | Mapping[str, Any] | Path | str) -> Study:
-    """A `Study` from any of the forms that `run` takes."""
-    if isinstance(study, Study):
-        return study
-    return Study.from_dict(study) if isinstance(study, Mapping) else read(study)
-
-
-def samples(study: Study) -> list[Trial]:
-    """One trial for each task and rule, and one for each further point of a rule on the first task."""
-    found: dict[tuple[str, str, str], Trial] = {}
-    for trial in _everything(study):
-        first = trial.task == next(iter(study.tasks))
-        point = json.dumps(trial.point) if first else ""
-        found.setdefault((trial.task, trial.rule, point), trial)
-    return list(found.values())
-
-
-def _everything(study: Study) -> Iterable[Trial]:
-    trials = plan.tuning(study)
-    return trials or plan.reporting(study, [], {})
-
-
-def check(study: Study, training: str = TRAINING) -> Metrics:
-    """Make every task and rule once, without training; return the metric of each task and its sense.
+def check(study: Study) -> dict[str, tuple[str, str]]:
+    """Make every task and rule once, without training; return each task's metric and its sense.
 
     Raises:
-        StudyError: Something of it cannot be made: an unknown rule, a wrong setting, missing data.
+        StudyError: A task or rule cannot be made: unknown, a wrong setting, missing data.
     """
-    try:
-        module = importlib.import_module(training)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError("Studies need PyTorch: pip install 'lossnav[torch,study]'.") from None
-    metrics: Metrics = {}
+    module, metrics = _training(), {}
     with plan.importable(study.folder):
-        for trial in samples(study):
+        for trial in _samples(study):
             try:
                 metric, better, splits = module.metric_of(trial)
-                for split, phase in (("validation", "tuning"), ("test", "reporting")):
-                    if split not in splits and phase in (trial.phase, "reporting"):
-                        raise StudyError(_without(split))
+                if "test" not in splits:
+                    raise StudyError("The task has no test split to report by; give it one.")
+                if "validation" not in splits and trial.phase == "tuning":
+                    raise StudyError(
+                        "The task has no validation split to choose settings by, but the rule has "
+                        "several points: give every rule a single one, or the task a validation "
+                        "split."
+                    )
                 module.check(trial)
             except ValueError as error:
                 file = "the study" if study.path is None else study.path
@@ -167,36 +151,44 @@ def check(study: Study, training: str = TRAINING) -> Metrics:
     return metrics
 
 
-def _without(split: str) -> str:
-    if split == "test":
-        return "The task has no test split, and so nothing that could be reported; give it one."
-    return (
-        "The task has no validation split to choose settings by, but the rule has several points: give "
-        "every rule a single one, or the task a validation split."
-    )
+def _training() -> Any:
+    try:
+        return importlib.import_module(_TRAINING)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("Studies need PyTorch: pip install 'lossnav[torch,study]'.") from None
 
 
+def _samples(study: Study) -> list[Trial]:
+    """One trial for each task and rule, and each further point of a rule on the first task."""
+    found: dict[tuple[str, str, str], Trial] = {}
+    for trial in plan.tuning(study) or plan.reporting(study, [], {}):
+        first = trial.task == next(iter(study.tasks))
+        found.setdefault((trial.task, trial.rule, json.dumps(trial.point) if first else ""), trial)
+    return list(found.values())
+
+
+@dataclass
 class _Run:
     """One run of a study, in a folder that is open."""
 
-    def __init__(
-        self,
-        study: Study,
-        metrics: Metrics,
-        store: Store,
-        engine: engines.Engine,
-        progress: Progress,
-        retry_failed: bool,
-    ) -> None:
-        self.study, self.metrics, self.store = study, metrics, store
-        self.engine, self.progress = engine, progress
-        self.tuning = plan.tuning(study)
-        failed = {key for key, result in store.results.items() if result.status == "failed"}
-        self.again = failed if retry_failed else set()
+    study: Study
+    metrics: dict[str, tuple[str, str]]
+    store: Store
+    engine: engines.Engine
+    progress: Progress
+    retry_failed: bool
+
+    def __post_init__(self) -> None:
+        self.tuning = plan.tuning(self.study)
+        results = self.store.results
+        failed = {key for key, result in results.items() if result.status == "failed"}
+        self.again = failed if self.retry_failed else set()
 
     def all(self) -> None:
         """Everything that is still to be done, in order."""
-        reporting = self._reporting()
+        reporting = None if self._open(self.tuning) else self._reporting()
         self._notice()
         if self.study.text:
             self.store.write_text("study.toml", self.study.text)
@@ -204,43 +196,43 @@ class _Run:
         self._record_environment()
         pairs = len(self.study.tasks) * len(self.study.rules)
         planned = [*self.tuning, *(reporting or [])]
-        total = len(self.tuning) + pairs * len(self.study.reporting)
+        total = len(self.tuning) + pairs * len(self.study.seeds.reporting)
         self.progress.begin(total, len(planned) - len(self._open(planned)))
         self._perform(self.tuning)
         if reporting is None:
-            reporting = plan.reporting(self.study, self.store.results.values(), self.metrics)
+            reporting = self._reporting()
             self._describe(reporting)
             self.progress.skip(len(reporting) - len(self._open(reporting)))
         self._perform(reporting)
         kept = {trial.key for trial in (*self.tuning, *reporting)}
         if others := sum(key not in kept for key in self.store.results):
             self.progress.say(
-                f"Kept but not reported: {count(others, 'trial')} of an earlier version of the study."
+                f"Stored but not reported: {count(others, 'trial')} of an earlier version of the "
+                "study."
             )
 
-    def _reporting(self) -> list[Trial] | None:
-        """The trials of the second phase, if the first has ended."""
-        if self._open(self.tuning):
-            return None
+    def _reporting(self) -> list[Trial]:
         return plan.reporting(self.study, self.store.results.values(), self.metrics)
 
     def _open(self, trials: Sequence[Trial]) -> list[Trial]:
         """Those that are still to be run."""
-        held = self.store.results
-        return [trial for trial in trials if trial.key not in held or trial.key in self.again]
+        ended = self.store.results
+        return [trial for trial in trials if trial.key not in ended or trial.key in self.again]
 
     def _perform(self, trials: Sequence[Trial]) -> None:
-        with closing(self.engine.run(self._open(trials), self.progress)) as results:
+        with contextlib.closing(self.engine.run(self._open(trials), self.progress)) as results:
             for result in results:
                 self.store.add(result)
                 self.progress.finished(result)
 
     def _notice(self) -> None:
-        """Say what is not as the last run left it."""
-        if self.store.unreadable:
+        """Say what differs from the last run, and what is wrong in its folder."""
+        if self.store.damaged:
+            self.progress.say(f"{self.store.damaged} Its trial is run again if the study has it.")
+        if self.store.unsigned:
             self.progress.say(
-                f"{count(self.store.unreadable, 'line')} of {self.store.folder / 'trials.jsonl'} cannot be "
-                "read, or has no curves: such a trial does not count, and is run again if it is asked for."
+                f"{count(self.store.unsigned, 'line')} of {self.store.folder / 'trials.jsonl'} "
+                "without a hash, by an earlier version: checked by the curves alone."
             )
         before, now = self.store.study, self.study.to_dict()
         if before and any(before.get(key) != value for key, value in now.items()):
@@ -253,16 +245,16 @@ class _Run:
 
     def _describe(self, reporting: list[Trial] | None) -> None:
         """Write ``study.json``: the study, its metrics, and the trials that are planned so far."""
-        held, chosen = self.store.results.values(), None
+        chosen = None
         if reporting is not None:
-            chosen = plan.chosen(self.study, held, self.metrics)
+            chosen = plan.chosen(self.study, self.store.results.values(), self.metrics)
         metrics = {task: list(metric) for task, metric in self.metrics.items()}
         planned = [trial.key for trial in (*self.tuning, *(reporting or []))]
         more = {"format": FORMAT, "metrics": metrics, "chosen": chosen, "planned": planned}
         self.store.write_json("study.json", {**self.study.to_dict(), **more})
 
     def _record_environment(self) -> None:
-        """Write ``environment.json``; what a run with other versions wrote stays under ``earlier``."""
+        """Write ``environment.json``; records of other versions stay under ``earlier``."""
         from lossnav.studies.trial import environment
 
         now, before = environment.record(self.study.path), self.store.environment
@@ -273,3 +265,109 @@ class _Run:
                 "Versions have changed since the last run: environment.json has those of both."
             )
         self.store.write_json("environment.json", {**now, "earlier": earlier} if earlier else now)
+
+
+def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> dict[str, Any]:
+    """The plan of a study as plain data: trials, data sets and an estimate of the time.
+
+    A few steps of each rule are timed on each task. A task whose data would have to be downloaded
+    is neither checked nor timed.
+
+    Raises:
+        StudyError: The study cannot be run.
+    """
+    data = {name: _has_data(task.kind) for name, task in study.tasks.items()}
+    here = {name: study.tasks[name] for name, found in data.items() if found is not False}
+    words = {True: "on this machine", False: "to be downloaded", None: "none"}
+    tuning, seeds = plan.tuning(study), study.seeds
+    pairs = [(task, rule) for task in study.tasks for rule in study.rules]
+    costs: dict[str, dict[str, Any]] = {}
+    startup = _startup()
+    if here:
+        known = study.model_copy(update={"tasks": here})
+        check(known)
+        samples = {(trial.task, trial.rule): trial for trial in reversed(_samples(known))}
+        budget = min(1.0, _MEASURING / len(samples))
+        with plan.importable(study.folder):
+            for (task, rule), trial in reversed(samples.items()):
+                costs.setdefault(task, {})[rule] = _training().describe(trial, budget)
+    phases, seconds = _left(study, folder), None
+    left = sum(map(len, phases.values()))
+    if len(here) == len(study.tasks):
+        threads = study.training.threads
+        seconds = estimate.total(
+            phases, costs, startup=startup, jobs=jobs, threads=threads, engine=engine
+        )
+    return {
+        "name": study.name,
+        "folder": str(folder),
+        "tasks": {
+            name: {"kind": task.kind, "data": words[data[name]]}
+            for name, task in study.tasks.items()
+        },
+        "rules": {
+            name: {"kind": rule.kind, "settings": rule.settings, "points": plan.points(study, name)}
+            for name, rule in study.rules.items()
+        },
+        "trials": {
+            "tuning": len(tuning),
+            "reporting": len(pairs) * len(seeds.reporting),
+            "done": len(tuning) + len(pairs) * len(seeds.reporting) - left,
+        },
+        "seeds": {
+            "tuning": list(seeds.tuning) if tuning else [],
+            "reporting": list(seeds.reporting),
+        },
+        "jobs": jobs,
+        "estimates": costs,
+        "seconds": seconds,
+    }
+
+
+def _has_data(kind: str) -> bool | None:
+    """Whether a built-in task's data is on this machine; None if it needs none, or is unknown."""
+    from lossnav.studies import data
+
+    name = {"characters": "tinyshakespeare"}.get(kind, kind)
+    return data.available(name) if name in (*data.IMAGES, *data.TEXTS) else None
+
+
+def _startup() -> float:
+    """Seconds in which a process imports what training needs; measured if that is new."""
+    if _TRAINING in sys.modules:
+        return estimate.STARTUP
+    began = time.perf_counter()
+    _training()
+    return time.perf_counter() - began
+
+
+def _left(study: Study, folder: Path) -> dict[Phase, list[estimate.Pair]]:
+    """Task and rule of each trial that an earlier run has not finished, as far as tuning tells."""
+    stored: dict[str, Any] = {}
+    results: list[Result] = []
+    with contextlib.suppress(OSError):
+        stored, results = load(folder)
+    known = {result.trial.key for result in results}
+    tuning = [trial for trial in plan.tuning(study) if trial.key not in known]
+    metrics = {task: tuple(metric) for task, metric in stored.get("metrics", {}).items()}
+    reporting = [(task, rule) for task in study.tasks for rule in study.rules]
+    reporting *= len(study.seeds.reporting)
+    if not tuning and metrics.keys() >= study.tasks.keys():
+        planned = plan.reporting(study, results, metrics)
+        reporting = [(trial.task, trial.rule) for trial in planned if trial.key not in known]
+    return {"tuning": [(trial.task, trial.rule) for trial in tuning], "reporting": reporting}
+
+
+def outcome(folder: Path) -> list[dict[str, Any]]:
+    """The final metric of each rule on each task, from the best down."""
+    from lossnav.studies.report.data import gather
+
+    rows = []
+    for task in gather(*load(folder)):
+        for rule in task.rules:
+            final = {name: getattr(rule.final, name) for name in ("mean", "sd", "low", "high")}
+            known = {name: x if math.isfinite(x) else None for name, x in final.items()}
+            about = {"task": task.name, "rule": rule.name, "settings": dict(rule.point or {})}
+            about |= {"metric": task.metric, "better": task.better}
+            rows.append({**about, **known, "seeds": rule.final.n, "lost": rule.final.lost})
+    return rows

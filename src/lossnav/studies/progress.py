@@ -1,52 +1,47 @@
-"""What a person sees while a study runs: bars on a terminal, a line now and then elsewhere, or nothing."""
+"""Progress of a study: bars on a terminal, a line every few seconds elsewhere, or nothing."""
 
 from __future__ import annotations
 
-import abc
 import math
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.trial import Result, Trial
 
 SECONDS = 10.0
 """Between two lines of plain progress."""
 
 
-class Progress(abc.ABC):
-    """Told of each trial as it goes; decides what of it is shown."""
+class Progress:
+    """Receives the events of a run; this class ignores all of them."""
 
-    def begin(self, total: int, done: int) -> None:  # noqa: B027
-        """A run begins, of ``total`` trials of which ``done`` have ended already."""
+    def begin(self, total: int, done: int) -> None:
+        """A run of ``total`` trials begins; ``done`` have ended before."""
 
-    def skip(self, count: int) -> None:  # noqa: B027
-        """As many trials more turn out to have ended before."""
+    def skip(self, count: int) -> None:
+        """``count`` more trials have ended before."""
 
-    def step(self, trial: Trial, step: int, steps: int, loss: float) -> None:  # noqa: B027
-        """A trial has come to ``step`` of ``steps``."""
+    def step(self, trial: Trial, step: int, steps: int, loss: float) -> None:
+        """A trial has reached ``step`` of ``steps``."""
 
-    def finished(self, result: Result) -> None:  # noqa: B027
+    def finished(self, result: Result) -> None:
         """A trial has ended and is on the disk."""
 
-    @abc.abstractmethod
     def say(self, text: str) -> None:
-        """Show one sentence."""
+        """Print one sentence."""
 
-    def close(self) -> None:  # noqa: B027
-        """The run is over; the terminal is as it was."""
+    def close(self) -> None:
+        """The run is over; restore the terminal."""
 
 
 class Quiet(Progress):
-    """Shows nothing."""
-
-    def say(self, text: str) -> None:
-        pass
+    """Prints nothing."""
 
 
 class _Counting(Progress):
-    """Counts, and works out how long the rest will take."""
+    """Counts trials, and estimates the remaining time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock, self.total, self.done, self.begun = clock, 0, 0, clock()
@@ -65,23 +60,21 @@ class _Counting(Progress):
         self.parts.pop(result.trial.key, None)
         self.ended += 1
         self.done += 1
-        self.bad += result.status != "done"
+        if result.status != "done":
+            self.bad += 1
+            reason = " ".join(result.reason.split()) or "no reason was given."
+            self.say(f"{result.status.capitalize()}: {label(result.trial)}: {reason}")
 
     def left(self) -> float:
-        """Seconds to go if the rest goes as what has gone, parts of trials included; or NaN."""
-        gone = self.ended + math.fsum(self.parts.values())
-        rest = self.total - self.done - math.fsum(self.parts.values())
-        return (self.clock() - self.begun) * rest / gone if gone else math.nan
+        """Remaining seconds at the rate so far, parts of trials included; or NaN."""
+        part = math.fsum(self.parts.values())
+        done = self.ended + part
+        elapsed = self.clock() - self.begun
+        return elapsed * (self.total - self.done - part) / done if done else math.nan
 
 
-class Plain(_Counting):
-    """A line every few seconds, for logs; failures as they come.
-
-    Examples:
-        >>> shown = Plain(sys.stdout)
-        >>> shown.begin(12, 3)
-        3 of 12 trials were done before.
-    """
+class PlainLines(_Counting):
+    """A line every few seconds, for logs, and failures at once."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -97,8 +90,6 @@ class Plain(_Counting):
 
     def finished(self, result: Result) -> None:
         super().finished(result)
-        if result.status != "done":
-            self.say(complaint(result))
         if self.clock() - self.shown >= SECONDS or self.done == self.total:
             self.shown = self.clock()
             left = "" if self.done == self.total else f", {duration(self.left())} left"
@@ -106,7 +97,7 @@ class Plain(_Counting):
 
 
 class Bars(_Counting):
-    """A bar for all trials with the time left, and one for each that is running, with its loss."""
+    """A bar for all trials with the remaining time, and one for each running trial."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -114,13 +105,9 @@ class Bars(_Counting):
         from rich.progress import BarColumn, Progress, TextColumn
 
         self.console = console or Console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=self.console,
-            transient=True,
-        )
+        name, note = "{task.description}", "{task.fields[note]}"
+        columns = TextColumn(name, markup=False), BarColumn(24), TextColumn(note, markup=False)
+        self.bars = Progress(*columns, console=self.console, transient=True)
         self.all = self.bars.add_task("all trials", total=None, note="")
         self.lines: dict[str, Any] = {}
 
@@ -138,11 +125,8 @@ class Bars(_Counting):
 
     def finished(self, result: Result) -> None:
         super().finished(result)
-        line = self.lines.pop(result.trial.key, None)
-        if line is not None:
-            self.bars.remove_task(line)
-        if result.status != "done":
-            self.say(complaint(result))
+        if result.trial.key in self.lines:
+            self.bars.remove_task(self.lines.pop(result.trial.key))
         self._count()
 
     def say(self, text: str) -> None:
@@ -163,23 +147,18 @@ def choose(quiet: bool = False) -> Progress:
     """Bars if stderr is a terminal, plain lines if it is not, nothing if ``quiet``."""
     if quiet:
         return Quiet()
-    return Bars() if sys.stderr.isatty() else Plain(sys.stderr)
+    return Bars() if sys.stderr.isatty() else PlainLines(sys.stderr)
 
 
 def label(trial: Trial) -> str:
-    """A trial in a few words."""
-    point = " ".join(f"{key}={_short(value)}" for key, value in trial.point.items())
+    """The task, rule, point and seed of a trial."""
+    short = {k: f"{v:g}" if isinstance(v, float) else v for k, v in trial.point.items()}
+    point = " ".join(f"{key}={value}" for key, value in short.items())
     return " ".join(filter(None, [trial.task, trial.rule, point, f"seed {trial.seed}"]))
 
 
-def complaint(result: Result) -> str:
-    """Why a trial was not done, in one line."""
-    reason = " ".join(result.reason.split()) or "no reason was given."
-    return f"{result.status.capitalize()}: {label(result.trial)}: {reason}"
-
-
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """An approximate time.
 
     Examples:
         >>> [duration(x) for x in (4.2, 75, 4000, 200000)]
@@ -189,7 +168,3 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"about {seconds / size:.1f} {unit}"
     return f"about {seconds / 60:.0f} min" if seconds >= 60 else f"about {seconds:.0f} s"
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,21 +1,21 @@
-"""Data sets by name: from a folder of yours, from the cache, or from their public homes.
+"""Data sets by name: from your own folder, from the cache, or downloaded.
 
-They are looked for in this order:
+They are searched for in this order:
 
 1. ``$LOSSNAV_DATA``: a folder with ``mnist.npz``, ``fashion_mnist.npz``, ``cifar10.npz`` (each with
-   ``x_train``, ``y_train``, ``x_test`` and ``y_test``, uint8) and ``tinyshakespeare.txt``, or some of them;
-2. the cache: ``lossnav`` in ``$XDG_CACHE_HOME`` or ``~/.cache``, or in ``%LOCALAPPDATA%`` on Windows;
-3. the data set's home on the web, unless ``LOSSNAV_OFFLINE=1``; what comes is checked and put in the cache.
+   ``x_train``, ``y_train``, ``x_test`` and ``y_test``, uint8) and ``tinyshakespeare.txt``;
+2. the cache: ``lossnav`` in ``$XDG_CACHE_HOME`` or ``~/.cache``, or in ``%LOCALAPPDATA%`` on
+   Windows;
+3. the data set's home on the web, unless ``LOSSNAV_OFFLINE=1``; downloads are checked and cached.
 
-The digits come with scikit-learn and are always there. No other data set takes the place of one that is
-missing: that is refused, and `substitute` is there for programs that want to fall back and say so.
+The digits come with scikit-learn. A missing data set is an error, never replaced silently;
+`substitute` is for programs that fall back to another and say so.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -24,15 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lossnav._base import checks
-from lossnav.studies.data.downloads import DataError, fetch
-from lossnav.studies.data.sources import HOMES, Home
+from lossnav._base.files import write_whole
+from lossnav.studies.data.downloads import HOMES, Bytes, DataError, Home, fetch
 
 __all__ = ["DataError", "ImageData", "available", "load", "load_text", "substitute"]
 
-Bytes = NDArray[np.uint8]
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
 IMAGES = ("cifar10", "digits", "fashion-mnist", "mnist")
 TEXTS = ("tinyshakespeare",)
@@ -45,7 +43,7 @@ class ImageData:
     Attributes:
         x_train: Images ``(N, height, width)`` or ``(N, height, width, 3)``, uint8.
         y_train: Their classes ``(N,)``, uint8.
-        x_test: Images that are kept for the test.
+        x_test: Images for the test.
         y_test: Their classes.
     """
 
@@ -58,72 +56,55 @@ class ImageData:
 def load(name: str) -> ImageData:
     """The images of that name: ``"digits"``, ``"mnist"``, ``"fashion-mnist"`` or ``"cifar10"``.
 
-    The first call of a process reads (or fetches) them; later ones return the same arrays. Of the
-    1,797 digits, 1,437 are for training, chosen once and for all.
+    The first call of a process reads (or downloads) them; later ones return the same arrays. Of the
+    1,797 digits, a fixed choice of 1,437 is for training.
 
     Raises:
-        DataError: If they cannot be had: a ValueError that says where they were looked for.
+        DataError: A ValueError that says where they were searched for.
 
     Examples:
         >>> digits = load("digits")
         >>> digits.x_train.shape, digits.x_test.shape, int(digits.x_train.max())
         ((1437, 8, 8), (360, 8, 8), 16)
-        >>> load("mnst")
-        Traceback (most recent call last):
-        ...
-        ValueError: There is no data set named 'mnst'. Did you mean 'mnist'?
     """
     checks.choice("data set", name, IMAGES)
     return _digits() if name == "digits" else _images(name, _located(name))
 
 
 def load_text(name: str = "tinyshakespeare") -> str:
-    """The text of that name; there is one, ``"tinyshakespeare"``.
-
-    Raises:
-        DataError: If it cannot be had.
-    """
+    """The text of that name; there is one, ``"tinyshakespeare"``. Raises DataError as `load`."""
     checks.choice("text", name, TEXTS)
     return _text(name, _located(name))
 
 
 def available(name: str) -> bool:
-    """Whether a data set is on this machine, so that nothing would have to be fetched.
-
-    Examples:
-        >>> available("digits")
-        True
-    """
+    """Whether a data set is on this machine, so that nothing has to be downloaded."""
     checks.choice("data set", name, [*IMAGES, *TEXTS])
-    return name == "digits" or _found(HOMES[name]) is not None
+    return name == "digits" or stored(HOMES[name]) is not None
 
 
 def substitute(name: str) -> tuple[str, str]:
-    """The images to use where any will do, and a sentence for the output if they are other ones.
-
-    Examples:
-        >>> substitute("digits")
-        ('digits', '')
-    """
+    """``name`` and "", or "digits" and a sentence to print if ``name`` is not on this machine."""
     checks.choice("data set", name, IMAGES)
     if available(name):
         return name, ""
     file = HOMES[name].file
     return "digits", (
-        f"The data set {name!r} is not on this machine (no {file} in LOSSNAV_DATA or {cache()}), so "
-        "scikit-learn's digits are used instead."
+        f"The data set {name!r} is not on this machine (no {file} in LOSSNAV_DATA or {cache()}), "
+        "so scikit-learn's digits are used instead."
     )
 
 
 def cache() -> Path:
-    """The folder that fetched data sets are kept in."""
+    """The folder of downloaded data sets."""
     if os.name == "nt" and (local := os.environ.get("LOCALAPPDATA")):
         return Path(local) / "lossnav"
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lossnav"
 
 
-def _found(home: Home) -> Path | None:
+def stored(home: Home) -> Path | None:
+    """The file of a data set on this machine, if there is one."""
     own = os.environ.get("LOSSNAV_DATA")
     for folder in ([Path(own)] if own else []) + [cache()]:
         path = folder / home.file
@@ -133,42 +114,29 @@ def _found(home: Home) -> Path | None:
 
 
 def _located(name: str) -> Path:
-    """The file of a data set; it is fetched first if it is not there."""
+    """The file of a data set, downloaded first if necessary."""
     home = HOMES[name]
-    path = _found(home)
+    path = stored(home)
     if path is not None:
         return path
-    folder = cache()
+    path = cache() / home.file
     try:
-        content = home.packed(fetch(home.sources, folder))
-        return _kept(folder / home.file, content)
-    except DataError as error:
-        own = os.environ.get("LOSSNAV_DATA")
-        where = f"in LOSSNAV_DATA ({own})" if own else "in LOSSNAV_DATA (which is not set)"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, fetch(home))
+        return path
+    except (DataError, OSError) as error:
+        reason = (
+            f"{path} cannot be written ({error.strerror or error})"
+            if isinstance(error, OSError)
+            else error
+        )
+        own = os.environ.get("LOSSNAV_DATA") or "which is not set"
         other = ", or use the task 'digits', which needs no file" if name in IMAGES else ""
         raise DataError(
-            f"The data set {name!r} cannot be had: there is no {home.file} {where} or in the cache "
-            f"({folder}), and {error}. Set LOSSNAV_DATA to a folder that holds {home.file}{other}."
+            f"The data set {name!r} is not available: there is no {home.file} in LOSSNAV_DATA "
+            f"({own}) or in the cache ({path.parent}), and {reason}. Set LOSSNAV_DATA to a folder "
+            f"with {home.file}{other}."
         ) from None
-
-
-def _kept(path: Path, content: bytes) -> Path:
-    """Write a file so that it is there as a whole or not at all."""
-    partial = ""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            partial = file.name
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except OSError as error:
-        if partial:
-            Path(partial).unlink(missing_ok=True)
-        reason = error.strerror or str(error)
-        raise DataError(f"it was fetched, but {path} cannot be written ({reason})") from None
-    return path
 
 
 @functools.cache
@@ -178,21 +146,21 @@ def _images(name: str, path: Path) -> ImageData:
             arrays = {field: archive[field] for field in FIELDS}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"The file {path} cannot be read as the data set {name!r} ({_line(error)}). Replace it by a "
-            "complete copy, or delete it to have it fetched."
+            f"The file {path} cannot be read as the data set {name!r} ({_line(error)}). Replace it "
+            "by a complete copy, or delete it to download it again."
         ) from None
     for part in ("train", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        shape = HOMES[name].shape
+        shape = tuple(HOMES[name].shape)
         if x.shape[1:] != shape or y.shape != x.shape[:1] or not len(x):
             raise DataError(
-                f"In {path}, x_{part} has shape {x.shape} and y_{part} {y.shape}, but {name!r} needs "
-                f"(N, {', '.join(map(str, shape))}) and (N,)."
+                f"In {path}, x_{part} has shape {x.shape} and y_{part} {y.shape}, but {name!r} "
+                f"needs (N, {', '.join(map(str, shape))}) and (N,)."
             )
         if x.dtype != np.uint8 or y.dtype != np.uint8 or y.max() > 9:
             raise DataError(
-                f"In {path}, x_{part} is {x.dtype} and y_{part} is {y.dtype} up to {y.max()}, but both "
-                "must be uint8, and classes go from 0 to 9."
+                f"In {path}, x_{part} is {x.dtype} and y_{part} is {y.dtype} up to {y.max()}, but "
+                "both must be uint8, and classes go from 0 to 9."
             )
     return _shared(arrays)
 
@@ -203,11 +171,11 @@ def _text(name: str, path: Path) -> str:
         text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"The file {path} cannot be read as the text {name!r} ({_line(error)}). Replace it by a "
-            "complete copy, or delete it to have it fetched."
+            f"The file {path} cannot be read as the text {name!r} ({_line(error)}). Replace it by "
+            "a complete copy, or delete it to download it again."
         ) from None
     if not text:
-        raise DataError(f"The file {path} is empty. Replace it, or delete it to have it fetched.")
+        raise DataError(f"The file {path} is empty. Replace it, or delete it to download it again.")
     return text
 
 
@@ -221,7 +189,7 @@ def _digits() -> ImageData:
         ) from None
     pixels, classes = load_digits(return_X_y=True)
     x, y = pixels.reshape(-1, 8, 8).astype(np.uint8), classes.astype(np.uint8)
-    # The file is ordered by writer: mixed, so that both parts have all of them.
+    # The file is ordered by writer: shuffled, so that both parts have all of them.
     order = np.random.default_rng(0).permutation(len(x))
     train, test = order[:1437], order[1437:]
     return _shared({"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]})

@@ -1,7 +1,7 @@
-"""Fetch public files once, and believe only what has the right digest.
+"""Downloads of public data sets, checked by digest, and their conversion to our files.
 
-A digest is of the content as unpacked, not of the archive: mirrors that pack the same bytes in another
-way are as good as the first home. Nothing is kept that was not complete and right.
+A digest is that of the unpacked content, not of the archive: mirrors that pack the same bytes in
+another way are equally good. Nothing is stored that is not complete and right.
 """
 
 from __future__ import annotations
@@ -9,155 +9,176 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
+import io
 import os
+import struct
 import tarfile
-import tempfile
+import tomllib
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 MOST = 1 << 28
-"""The largest file, in bytes, that is fetched or unpacked."""
-_CHUNK = 1 << 20
+"""The largest file, in bytes, that is downloaded or unpacked."""
+Bytes = NDArray[np.uint8]
 
 
 class DataError(ValueError):
-    """Data that cannot be had, in one sentence with what to do."""
+    """Data that is not available, with what to do."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file on the web, and what it must hold.
+class Home:
+    """A data set: its file here, and its sources on the web.
 
     Args:
-        urls: Where it is; the next is tried if one fails.
-        contents: Name of each file that is wanted from it, and the SHA-256 of its bytes, unpacked.
-        packing: ``"plain"`` and ``"gzip"`` hold one file, ``"tar.gz"`` many.
-
-    Examples:
-        >>> import hashlib
-        >>> Source(("https://example.org/a.txt",), {"a.txt": hashlib.sha256(b"a").hexdigest()}).packing
-        'plain'
+        file: Name of the file in ``$LOSSNAV_DATA`` and in the cache.
+        shape: Shape of one image; empty for a text.
+        format: ``"idx"``, ``"cifar"`` or ``"text"``: how its contents become ``file``.
+        urls: Addresses; the next is tried if one fails. Those that end in ``.tar.gz`` hold
+            all contents, others one, whose name stands for ``{name}``; ``.gz`` are gzipped.
+        contents: Name and SHA-256 of each file that is wanted, unpacked.
     """
 
-    urls: tuple[str, ...]
+    file: str
+    shape: Sequence[int]
+    format: str
+    urls: Sequence[str]
     contents: Mapping[str, str]
-    packing: Literal["plain", "gzip", "tar.gz"] = "plain"
 
 
-def fetch(sources: Sequence[Source], folder: Path) -> dict[str, bytes]:
-    """The contents of all sources by name, each with the right digest.
-
-    Args:
-        sources: What to fetch.
-        folder: Where the archives lie while they come in; it is made if need be, and left as it was.
+def fetch(home: Home) -> bytes:
+    """The bytes of a data set's file, made from downloads with the right digests.
 
     Raises:
-        DataError: With what went wrong at each address.
+        DataError: With the reason for each address.
     """
     if os.environ.get("LOSSNAV_OFFLINE", "") not in ("", "0"):
-        raise DataError("nothing was fetched, because LOSSNAV_OFFLINE is set")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made ({_why(error)})") from None
-    found: dict[str, bytes] = {}
-    for source in sources:
-        found |= _fetch_one(source, folder)
-    return found
+        raise DataError("nothing was downloaded, because LOSSNAV_OFFLINE is set")
+    if any("{name}" in url for url in home.urls):
+        parts = [replace(home, contents={name: home.contents[name]}) for name in home.contents]
+    else:
+        parts = [home]
+    contents = {name: raw for part in parts for name, raw in _fetch_one(part).items()}
+    if home.format == "text":
+        return b"".join(contents.values())
+    arrays = _from_idx(contents) if home.format == "idx" else _from_cifar(contents)
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
-def _fetch_one(source: Source, folder: Path) -> dict[str, bytes]:
+def _fetch_one(home: Home) -> dict[str, bytes]:
     failures = []
-    for url in source.urls:
+    for template in home.urls:
+        url = template.format(name=next(iter(home.contents)))
         try:
-            archive = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise DataError(f"the folder {folder} cannot be written ({_why(error)})") from None
-        with archive:
-            try:
-                _receive(url, archive)
-                archive.seek(0)
-                return _checked(source, archive)
-            except (
-                OSError,
-                EOFError,
-                http.client.HTTPException,
-                tarfile.TarError,
-                zlib.error,
-            ) as e:
-                failures.append(f"{url} failed ({_why(e)})")
-            except DataError as error:
-                failures.append(f"{url} {error}")
+            return _checked(home, url, _received(url))
+        except DataError as error:
+            failures.append(f"{url} {error}")
+        except (
+            OSError,
+            EOFError,
+            http.client.HTTPException,
+            tarfile.TarError,
+            zlib.error,
+        ) as error:
+            failures.append(f"{url} failed ({_reason(error)})")
     raise DataError("; ".join(failures))
 
 
-def _receive(url: str, archive: IO[bytes]) -> None:
+def _received(url: str) -> IO[bytes]:
     request = urllib.request.Request(url, headers={"User-Agent": "lossnav"})
     with urllib.request.urlopen(request, timeout=30) as response:
-        promised = response.headers.get("Content-Length")
-        received = 0
-        while chunk := response.read(_CHUNK):
-            received += len(chunk)
-            if received > MOST:
-                raise DataError(f"is larger than the {MOST:,} bytes that are allowed")
-            archive.write(chunk)
-    if promised is not None and received != int(promised):
-        raise DataError(f"broke off after {received:,} of {int(promised):,} bytes")
+        expected = response.headers.get("Content-Length")
+        raw = response.read(MOST + 1)
+    if len(raw) > MOST:
+        raise DataError(f"is larger than the {MOST:,} bytes that are allowed")
+    if expected is not None and len(raw) != int(expected):
+        raise DataError(f"broke off after {len(raw):,} of {int(expected):,} bytes")
+    return io.BytesIO(raw)
 
 
-def _checked(source: Source, archive: IO[bytes]) -> dict[str, bytes]:
+def _checked(home: Home, url: str, archive: IO[bytes]) -> dict[str, bytes]:
     found = {}
-    for name, content in _unpacked(source, archive):
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != source.contents[name]:
+    for name, file in _unpacked(home, url, archive):
+        found[name] = file.read(MOST + 1)
+        if len(found[name]) > MOST:
+            raise DataError(f"unpacks to more than the {MOST:,} bytes that are allowed")
+        digest, right = hashlib.sha256(found[name]).hexdigest(), home.contents[name]
+        if digest != right:
             raise DataError(
                 f"has a {name} that is not the published one (SHA-256 {digest[:12]}..., but "
-                f"{source.contents[name][:12]}... is right)"
+                f"{right[:12]}... is right)"
             )
-        found[name] = content
-    missing = [name for name in source.contents if name not in found]
-    if missing:
-        raise DataError(f"has no {missing[0]}")
+    for name in home.contents.keys() - found.keys():
+        raise DataError(f"has no {name}")
     return found
 
 
-def _unpacked(source: Source, archive: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    if source.packing != "tar.gz":
-        (name,) = source.contents
-        if source.packing == "gzip":
-            with gzip.GzipFile(fileobj=archive) as inner:
-                yield name, _whole(cast(IO[bytes], inner))
-        else:
-            yield name, _whole(archive)
+def _unpacked(home: Home, url: str, archive: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    if not url.endswith(".tar.gz"):
+        gzipped = cast(IO[bytes], gzip.GzipFile(fileobj=archive))
+        yield next(iter(home.contents)), gzipped if url.endswith(".gz") else archive
         return
     with tarfile.open(fileobj=archive, mode="r:gz") as tar:
         for member in tar:
             name = member.name.rsplit("/", 1)[-1]
-            if name in source.contents and member.isfile():
-                file = tar.extractfile(member)
-                assert file is not None  # a regular file has content
-                yield name, _whole(file)
+            if name in home.contents and member.isfile():
+                yield name, cast(IO[bytes], tar.extractfile(member))
 
 
-def _whole(file: IO[bytes]) -> bytes:
-    content = file.read(MOST + 1)
-    if len(content) > MOST:
-        raise DataError(f"unpacks to more than the {MOST:,} bytes that are allowed")
-    return content
-
-
-def _why(error: BaseException) -> str:
-    """What an error says, without the wrapping of urllib."""
+def _reason(error: BaseException) -> str:
+    """The message of an error, without the wrapping of urllib."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
-    if isinstance(error, urllib.error.URLError):
-        reason = error.reason
-        return _why(reason) if isinstance(reason, BaseException) else str(reason)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
+        return _reason(error.reason)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+_IDX = {
+    "x_train": "train-images-idx3-ubyte",
+    "y_train": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+
+
+def _idx(name: str, content: bytes) -> Bytes:
+    """An array from the idx format: two zeros, type 8 for uint8, the axes, their lengths, bytes."""
+    if content[:3] == b"\0\0\x08" and len(content) >= (start := 4 + 4 * content[3]):
+        shape = struct.unpack(f">{content[3]}I", content[4:start])
+        if len(content) - start == int(np.prod(shape, dtype=np.int64)):
+            return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    raise DataError(f"{name} is not an idx file of bytes")
+
+
+def _from_idx(contents: Mapping[str, bytes]) -> dict[str, Bytes]:
+    return {field: _idx(name, contents[name]) for field, name in _IDX.items()}
+
+
+def _from_cifar(contents: Mapping[str, bytes]) -> dict[str, Bytes]:
+    """CIFAR's binary version: for each image its class, and 3072 bytes, channel by channel."""
+    arrays: dict[str, Bytes] = {}
+    for part, prefix in (("train", "data_batch"), ("test", "test_batch")):
+        raw = b"".join(contents[name] for name in sorted(contents) if name.startswith(prefix))
+        if len(raw) % 3073:
+            raise DataError(f"{prefix} is not of CIFAR-10's binary version")
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, 3073)
+        images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        arrays |= {f"x_{part}": np.ascontiguousarray(images), f"y_{part}": rows[:, 0].copy()}
+    return arrays
+
+
+HOMES = {
+    name: Home(**home)
+    for name, home in tomllib.loads(Path(__file__).with_name("homes.toml").read_text()).items()
+}

@@ -1,43 +1,55 @@
-"""Where trials run: here, in processes of this machine, or on a Ray cluster. The numbers are the same.
+"""Engines run trials: in this process, in processes of this machine, or on a Ray cluster.
 
-An engine is given trials and gives back their results as they end. A process that dies takes only its own
-trial with it, which is run again.
+An engine is given trials and yields their results as they end. A process that dies loses only its
+own trial, which is run again. The numbers do not depend on the engine.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import importlib
 import importlib.util
 import os
+import signal
+import struct
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 from lossnav._base.checks import choice
+from lossnav.studies.engines.interrupts import deferred
 from lossnav.studies.progress import Progress
-from lossnav.studies.spec.plan import importable
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.spec.plan import fingerprints, importable
+from lossnav.studies.store import scratch
+from lossnav.studies.trial import Result, Trial
 
+_PROGRESS = struct.Struct("<qqd")
 ATTEMPTS = 3
-"""Times that a trial is begun before it is given up, if the process it runs in keeps dying."""
+"""Times that a trial is started before it is given up, if its process keeps dying."""
 NAMES = ("joblib", "ray", "serial", "torchrun")
-Tell = Callable[[int, int, float], None]
+Report = Callable[[int, int, float], None]
+"""Called with the step, the number of steps and the loss."""
 
 
 @dataclass(frozen=True)
-class Job:
+class RunContext:
     """What all trials of a run share, in any process on any machine.
 
     Args:
         folder: The study's folder, for callbacks that write to it.
-        code: A folder that the user's modules are in, or None.
+        code: A folder with the user's modules, or None.
         callbacks: Names of callbacks.
-        data: Where the data sets are (``LOSSNAV_DATA``), or None.
-        runner: What runs a trial, as ``module:function``.
+        data: Folder of the data sets (``LOSSNAV_DATA``), or None.
+        runner: The function that runs a trial, as ``module:function``.
     """
 
     folder: str
@@ -48,52 +60,44 @@ class Job:
 
 
 def perform(
-    trial: Trial, job: Job, tell: Tell | None = None, *, shown: Trial | None = None
+    trial: Trial, context: RunContext, report: Report | None = None, **options: Any
 ) -> Result:
-    """Run one trial in this process. What goes wrong becomes a failed result.
+    """Run one trial in this process; an exception becomes a failed result.
 
-    Args:
-        trial: The trial.
-        job: What it shares with others.
-        tell: Called with the step, the number of steps and the loss now and then.
-        shown: The trial that callbacks and the result are to know it as, if that is another.
+    ``report`` is called with the progress, and ``options`` are passed to the runner.
     """
-    shown = shown or trial
-    if job.data is not None:
-        os.environ.setdefault("LOSSNAV_DATA", job.data)
-    module, _, name = job.runner.partition(":")
-    with importable(job.code):
+    if context.data is not None:
+        os.environ.setdefault("LOSSNAV_DATA", context.data)
+    module, _, name = context.runner.partition(":")
+    with importable(context.code):
         try:
+            _check_code(trial, context)
             run = getattr(importlib.import_module(module), name)
             callbacks = []
-            if job.callbacks:
+            if context.callbacks:
                 from lossnav.studies.trial.callbacks import named
 
-                made = named(job.callbacks, Path(job.folder))
-                callbacks = [_Known(make(), shown) for make in made]
-            return replace(run(trial, callbacks=callbacks, progress=tell), trial=shown)
+                callbacks = [make() for make in named(context.callbacks, Path(context.folder))]
+            return run(trial, callbacks=callbacks, progress=report, **options)
         except (Exception, SystemExit) as error:
-            return failed(shown, f"{type(error).__name__}: {error}")
+            return failed(trial, f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A callback that is told of ``trial``, whatever the training was given."""
+@functools.cache
+def _code_at_first(task_kind: str, rule_kind: str, folder: str | None) -> str:
+    """The hash of the user's code when this process imported it, whatever the files are now."""
+    return fingerprints(task_kind, rule_kind, None if folder is None else Path(folder))
 
-    callback: Any
-    trial: Trial
 
-    def started(self, trial: Trial) -> None:
-        self.callback.started(self.trial)
-
-    def step(self, trial: Trial, step: int, loss: float) -> None:
-        self.callback.step(self.trial, step, loss)
-
-    def evaluated(self, trial: Trial, step: int, metrics: dict[str, float]) -> None:
-        self.callback.evaluated(self.trial, step, metrics)
-
-    def finished(self, result: Result) -> None:
-        self.callback.finished(replace(result, trial=self.trial))
+def _check_code(trial: Trial, context: RunContext) -> None:
+    """Refuse to run other code under a trial's name: the files may have changed meanwhile."""
+    if not trial.code:
+        return
+    if _code_at_first(trial.task_kind, trial.rule_kind, context.code) != trial.code:
+        raise ValueError(
+            f"The code of {trial.task_kind!r} or {trial.rule_kind!r} was changed while the study "
+            "ran: run the study again in a new process, which runs all trials of that code anew."
+        )
 
 
 def failed(trial: Trial, reason: str) -> Result:
@@ -101,50 +105,157 @@ def failed(trial: Trial, reason: str) -> Result:
     return Result(trial, "failed", " ".join(reason.split()), {}, {}, {})
 
 
-def lost(trial: Trial) -> Result:
+def died(trial: Trial) -> Result:
     """The result of a trial whose process died each time."""
     return failed(
         trial,
-        f"Its process died {ATTEMPTS} times without a word: it was killed, or ran out of memory, or "
+        f"Its process died {ATTEMPTS} times without an error: it was killed, ran out of memory, or "
         "native code crashed. Try fewer --jobs, and then --retry-failed.",
     )
 
 
 class Engine(abc.ABC):
-    """Runs trials."""
+    """Runs trials.
+
+    Attributes:
+        elsewhere: Whether they run in other processes, which must be ended after a Ctrl-C.
+    """
+
+    elsewhere = True
 
     @abc.abstractmethod
     def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
-        """The results, in the order in which the trials end. Closing it stops what is running."""
+        """Yield the results in the order in which the trials end. Closing it stops the rest."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the processes that are kept for the next `run`, if there are any."""
+        """Release the processes that wait for the next `run`, if there are any."""
 
 
 @dataclass(frozen=True)
 class Serial(Engine):
     """One trial after the other, in this process."""
 
-    job: Job
+    elsewhere = False
+    context: RunContext
 
     def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
         for trial in trials:
-
-            def tell(step: int, steps: int, loss: float, trial: Trial = trial) -> None:
-                progress.step(trial, step, steps, loss)
-
-            yield perform(trial, self.job, tell)
+            yield perform(trial, self.context, functools.partial(progress.step, trial))
 
 
-def follow(starter: int, *, parent: bool = True) -> None:
-    """End this process soon after the one that started it has ended, in whatever way that did.
+@dataclass(frozen=True)
+class Joblib(Engine):
+    """As many processes as ``jobs``, each with a loky executor of its own.
 
-    Args:
-        starter: Number of that process.
-        parent: Whether it is this one's parent, or further up.
+    An executor of several processes breaks as a whole when one of them is killed, without saying
+    whose trial it was. With one process each, a kill costs one trial one attempt. Idle processes
+    wait for the next `run`, because starting one takes seconds.
     """
+
+    context: RunContext
+    jobs: int = 1
+    idle: list[Any] = field(default_factory=list, repr=False)
+
+    def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
+        waiting = deque((trial, 1) for trial in trials)
+        running: dict[Future[Result], tuple[Any, Trial, int]] = {}
+        with deferred() as check_for_ctrl_c, scratch(self.context.folder) as board:
+            try:
+                while waiting or running:
+                    check_for_ctrl_c()
+                    while waiting and len(running) < self.jobs:
+                        trial, attempt = waiting.popleft()
+                        worker, future = self._submit(trial, board)
+                        running[future] = (worker, trial, attempt)
+                    ended, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                    for _, trial, _ in running.values():
+                        pass_on_progress(Path(board) / trial.key, trial, progress)
+                    for future in ended:
+                        worker, trial, attempt = running.pop(future)
+                        try:
+                            result = future.result()
+                        except BrokenProcessPool:
+                            worker.shutdown(kill_workers=True)
+                            if attempt < ATTEMPTS:
+                                waiting.appendleft((trial, attempt + 1))
+                                continue
+                            result = died(trial)
+                        except Exception as error:
+                            result = failed(trial, f"{type(error).__name__}: {error}")
+                            self.idle.append(worker)
+                        else:
+                            self.idle.append(worker)
+                        yield result
+            finally:
+                for worker, _, _ in running.values():
+                    worker.shutdown(kill_workers=True)
+
+    def close(self) -> None:
+        with deferred():
+            while self.idle:
+                self.idle.pop().shutdown(kill_workers=True)
+
+    def _submit(self, trial: Trial, board: str) -> tuple[Any, Future[Result]]:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        while True:
+            fresh = not self.idle
+            worker = (
+                ProcessPoolExecutor(1, initializer=_begin, initargs=(os.getpid(),))
+                if fresh
+                else self.idle.pop()
+            )
+            try:
+                with _children_without_ctrl_c():
+                    return worker, worker.submit(_perform_with_file, trial, self.context, board)
+            except BrokenProcessPool:  # killed while it had nothing to do
+                worker.shutdown(kill_workers=True)
+                if fresh:
+                    raise
+
+
+@contextlib.contextmanager
+def _children_without_ctrl_c() -> Iterator[None]:
+    """Processes started here do not receive Ctrl-C, which a terminal sends to them as well."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else loky starts it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(parent: int) -> None:
+    """In a new worker: leave Ctrl-C to the parent, and do not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    exit_with(parent)
+
+
+def _perform_with_file(trial: Trial, context: RunContext, board: str) -> Result:
+    return perform(trial, context, functools.partial(write_progress, Path(board) / trial.key))
+
+
+def write_progress(path: Path, step: int, steps: int, loss: float) -> None:
+    """Write the progress of a trial to a small file, for another process."""
+    with contextlib.suppress(OSError, struct.error):
+        path.write_bytes(_PROGRESS.pack(step, steps, loss))
+
+
+def pass_on_progress(path: Path, trial: Trial, progress: Progress) -> None:
+    """Report the progress that `write_progress` wrote, if there is any."""
+    with contextlib.suppress(OSError, struct.error):
+        progress.step(trial, *_PROGRESS.unpack(path.read_bytes()))
+
+
+def exit_with(starter: int, *, parent: bool = True) -> None:
+    """Exit this process soon after ``starter``, its parent or an older ancestor, has ended."""
     if os.name == "nt":
-        return  # there, a process keeps the number of a parent that has gone
+        return  # there, a process keeps the number of a parent that has ended
 
     def alive() -> bool:
         if parent:
@@ -164,37 +275,31 @@ def follow(starter: int, *, parent: bool = True) -> None:
 
 
 def make(
-    name: str, job: Job, *, jobs: int = 1, address: str | None = None, processes: int = 2
+    name: str,
+    context: RunContext,
+    *,
+    jobs: int = 1,
+    address: str | None = None,
+    processes: int = 2,
 ) -> Engine:
-    """The engine of that name.
-
-    Examples:
-        >>> make("serial", Job("."))
-        Serial(job=Job(folder='.', code=None, callbacks=(), data=None, runner='lossnav.studies.trial.training:run_trial'))
-        >>> make("jobilb", Job("."))
-        Traceback (most recent call last):
-        ...
-        ValueError: There is no engine named 'jobilb'. Did you mean 'joblib'?
-    """
+    """The engine of that name."""
     choice("engine", name, NAMES)
-    if name in ("joblib", "ray") and importlib.util.find_spec(name) is None:
-        extra = {"joblib": "study", "ray": "ray"}[name]
+    extra = {"joblib": "study", "ray": "ray"}.get(name)
+    if extra and importlib.util.find_spec(name) is None:
         raise ImportError(
-            f"--engine {name} needs the package {name}: pip install 'lossnav[{extra}]', or use --engine "
-            "serial."
+            f"--engine {name} needs the package {name}: pip install 'lossnav[{extra}]', or use "
+            "--engine serial."
         )
     if address is not None and name != "ray":
         raise ValueError(f"--address is {address!r}, but only --engine ray has an address.")
+    if name == "serial":
+        return Serial(context)
+    if name == "joblib":
+        return Joblib(context, jobs)
     if name == "ray":
         from lossnav.studies.engines.ray import Ray
 
-        return Ray(job, jobs, address)
-    if name == "torchrun":
-        from lossnav.studies.engines.torchrun import Torchrun
+        return Ray(context, jobs, address)
+    from lossnav.studies.engines.torchrun import Torchrun
 
-        return Torchrun(job, processes)
-    if name == "joblib":
-        from lossnav.studies.engines.joblib import Joblib
-
-        return Joblib(job, jobs)
-    return Serial(job)
+    return Torchrun(context, processes)

@@ -1,41 +1,42 @@
 """Trials on a Ray cluster: an existing one, or one on this machine for as long as the study runs.
 
-Every machine of the cluster needs the same lossnav and PyTorch. The user's own modules and the data are
-looked for in the same folders as here, so a cluster of several machines needs them on a shared disk.
+Every machine of the cluster needs the same lossnav and PyTorch, and the user's modules and the data
+in the same folders as here: a cluster of several machines needs them on a network disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lossnav.studies.engines import ATTEMPTS, Engine, Job, failed, lost, perform
+from lossnav.studies.engines import ATTEMPTS, Engine, RunContext, died, failed, perform
 from lossnav.studies.progress import Progress
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.trial import Result, Trial
 
 
 @dataclass(frozen=True)
 class Ray(Engine):
-    """Each trial is a Ray task of as many processors as it has threads; Ray runs it again if it is lost.
+    """A trial is a Ray task with a processor for each thread; Ray runs it again if its worker dies.
 
     Args:
-        job: What all trials share.
-        jobs: Processors of a cluster that is made here.
-        address: Where a cluster is: ``"auto"``, ``host:port`` or ``ray://host:port``. Without one,
-            ``RAY_ADDRESS`` decides, and without that a cluster is made here.
+        context: What all trials share.
+        jobs: Processors of a cluster that is started here.
+        address: ``"auto"``, ``host:port`` or ``ray://host:port`` of a cluster. Without one,
+            ``RAY_ADDRESS`` decides, and without that a cluster is started here.
     """
 
-    job: Job
+    context: RunContext
     jobs: int = 1
     address: str | None = None
     mine: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        """Look whether anyone is there: Ray itself tries for minutes."""
+        """Refuse an address where no server listens: Ray itself tries for minutes."""
         place = (self.address or "").removeprefix("ray://")
         host, colon, port = place.rpartition(":")
         if not colon:
@@ -59,7 +60,7 @@ class Ray(Engine):
         running: dict[Any, Trial] = {}
         try:
             for trial in trials:
-                ref = task.options(num_cpus=trial.threads).remote(trial, self.job, board)
+                ref = task.options(num_cpus=trial.threads).remote(trial, self.context, board)
                 running[ref] = trial
             while running:
                 ended, _ = ray.wait([*running], num_returns=1, timeout=0.5)
@@ -75,7 +76,7 @@ class Ray(Engine):
                 ray.kill(board)
 
     def close(self) -> None:
-        """Leave the cluster, and end it if it was made here."""
+        """Disconnect from the cluster, and stop it if it was started here."""
         while self.mine:
             self.mine.pop().shutdown()
 
@@ -94,13 +95,13 @@ class Ray(Engine):
 
 def _unreachable(address: str, error: Exception) -> ValueError:
     return ValueError(
-        f"No Ray cluster answers at {address!r} ({' '.join(str(error).split())[:200]}): start one with "
-        "`ray start --head`, or leave out --address to use this machine."
+        f"No Ray cluster answers at {address!r} ({' '.join(str(error).split())[:200]}): start one "
+        "with `ray start --head`, or leave out --address to use this machine."
     )
 
 
 class _Board:
-    """Holds the latest of each running trial, until it is taken."""
+    """Holds the latest progress of each running trial, until it is taken."""
 
     def __init__(self) -> None:
         self.news: dict[str, tuple[int, int, float]] = {}
@@ -113,17 +114,14 @@ class _Board:
         return news
 
 
-def _perform(trial: Trial, job: Job, board: Any) -> Result:
-    def tell(step: int, steps: int, loss: float) -> None:
-        board.put.remote(trial.key, step, steps, loss)
-
-    return perform(trial, job, tell)
+def _perform(trial: Trial, context: RunContext, board: Any) -> Result:
+    return perform(trial, context, functools.partial(board.put.remote, trial.key))
 
 
 def _result(ray: Any, ref: Any, trial: Trial) -> Result:
     try:
         return ray.get(ref)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
-        return lost(trial)
+        return died(trial)
     except ray.exceptions.RayError as error:
         return failed(trial, f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The report of a study: a page to read and tables to go on with, made of the study's folder alone."""
+"""The report of a study: an HTML page and CSV tables, made from the study's folder alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lossnav._base.files import write_whole
 from lossnav.studies import store
-from lossnav.studies.report import csv as _report_csv
+from lossnav.studies.report import csv_tables, figures, text
 from lossnav.studies.report.data import TaskView, current, gather
-from lossnav.studies.report.page import page
-from lossnav.studies.report.words import count
-from lossnav.studies.trial.records import Result
+from lossnav.studies.trial import Result
 
 
 def write(folder: Path | str) -> Path:
-    """Write ``report.html``, ``summary.csv``, ``comparisons.csv`` and ``curves.csv`` into a study's folder.
+    """Write ``report.html`` and the CSV tables into a study's folder.
 
-    It reads only the folder, so that it can be made again at any time, and also while the study still runs or
-    after it was stopped: it then says what is missing. Each file is there whole or not at all.
+    The tables are ``summary.csv``, ``comparisons.csv`` and ``curves.csv``. This reads only the
+    folder, so it can be called at any time, also while the study runs or after it was stopped: the
+    report then says what is missing. Each file is written whole or not at all.
 
     Args:
-        folder: A study's folder, as `lossnav.studies.store` keeps it.
+        folder: A study's folder, as `lossnav.studies.store` writes it.
 
     Returns:
         The path of ``report.html``.
@@ -38,45 +38,15 @@ def write(folder: Path | str) -> Path:
     study, everything = store.load(folder)
     results = sorted(current(study, everything), key=_order)
     tasks = gather(study, results)
-    environment = _environment(folder)
-    text = _text(folder / "study.toml")
-    html = page(study, tasks, results, environment, text, missing(study, tasks, results))
     for name, content in (
-        ("summary.csv", _report_csv.summary_csv(tasks)),
-        ("comparisons.csv", _report_csv.comparisons_csv(tasks)),
-        ("curves.csv", _report_csv.curves_csv(results)),
-        ("report.html", html),
+        ("summary.csv", csv_tables.summary_csv(tasks)),
+        ("comparisons.csv", csv_tables.comparisons_csv(tasks)),
+        ("curves.csv", csv_tables.curves_csv(results)),
+        ("report.html", _page(folder, study, tasks, results)),
     ):
-        # A name of a file may hold half of a character pair, which UTF-8 cannot write.
-        store.write_whole(folder / name, content.encode("utf-8", errors="replace"))
+        # A file name may hold half of a surrogate pair, which UTF-8 cannot encode.
+        write_whole(folder / name, content.encode("utf-8", errors="replace"))
     return folder / "report.html"
-
-
-def missing(study: Mapping[str, Any], tasks: Sequence[TaskView], results: Sequence[Result]) -> list[str]:  # fmt: skip
-    """Sentences on what a study has not done yet; none if it is complete."""
-    said = []
-    ended = {result.trial.key for result in results}
-    waiting = [key for key in study.get("planned", []) if key not in ended]
-    absent = sum(len(view.missing) for task in tasks for view in task.rules)
-    wanted = absent + sum(len(view.values) for task in tasks for view in task.rules)
-    if waiting or absent:
-        said.append("This study is not complete; what follows is what there is so far.")
-    if waiting:
-        said.append(f"Not ended yet: {len(waiting)} of {count(len(study['planned']), 'planned trial')}.")  # fmt: skip
-    if absent:
-        said.append(f"Missing: {absent} of {count(wanted, 'reporting trial')} ({_where(tasks)}).")
-    return said
-
-
-def _where(tasks: Sequence[TaskView], most: int = 8) -> str:
-    parts = [
-        f"{view.name} on {task.name}, {count(len(view.missing), 'seed')}"
-        for task in tasks
-        for view in task.rules
-        if view.missing
-    ]
-    rest = [f"and {len(parts) - most} more"] if len(parts) > most else []
-    return "; ".join(parts[:most] + rest)
 
 
 def _order(result: Result) -> tuple[str, str, str, int, str]:
@@ -84,16 +54,63 @@ def _order(result: Result) -> tuple[str, str, str, int, str]:
     return trial.task, trial.rule, trial.phase, trial.seed, trial.key
 
 
-def _environment(folder: Path) -> dict[str, Any]:
+def _page(
+    folder: Path, study: Mapping[str, Any], tasks: Sequence[TaskView], results: Sequence[Result]
+) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        environment = json.loads(_read(folder / "environment.json"))
+    except ValueError:
+        environment = {}
+    environment = environment if isinstance(environment, dict) else {}
+    rules = len(study.get("rules") or {view.name for task in tasks for view in task.rules})
+    seeds = study.get("seeds", {})
+    counts = [text.count(len(tasks), "task"), text.count(rules, "rule")]
+    counts += [text.count(len(seeds.get(p, [])), f"{p} seed") for p in ("tuning", "reporting")]
+    facts = [(f"{key} seeds", ", ".join(map(str, values))) for key, values in seeds.items()]
+    shown = {k: v for k, v in environment.items() if k not in ("command", "earlier")}
+    with figures.style():
+        sections = [_section(task, f"task{i}") for i, task in enumerate(tasks)]
+    options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+    loader = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+    for function in (text.number, text.settings, text.time, text.whole, text.with_interval):
+        page.filters[function.__name__] = function
+    return page.get_template("page.html.j2").render(
+        name=str(study.get("name", "study")),
+        subtitle=f"{', '.join(counts)}. {text.count(len(results), 'trial')} ended.",
+        gaps=text.missing(study, tasks, results),
+        tasks=sections,
+        results=results,
+        lost=[result for result in results if result.status != "done"],
+        caveats=text.caveats(tasks, study, environment),
+        command=str(environment.get("command", "")),
+        facts=facts + text.facts(shown),
+        text=_read(folder / "study.toml"),
+    )
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
+
+
+def _section(task: TaskView, anchor: str) -> dict[str, Any]:
+    """The contents of a task's section."""
+    shown = sorted((v for v in task.rules if v.values or v.grid), key=lambda view: view.place)
+    section: dict[str, Any] = {
+        "view": task,
+        "summary": text.summary(task),
+        "tuned": any(view.grid for view in task.rules),
+        "legend": [(figures.swatch(view.place), view.name) for view in shown],
+    }
+    if not shown:
+        return section
+    return section | {
+        "curves": figures.curves(task, anchor),
+        "finals": figures.finals(task, anchor),
+        "grids": figures.grids(task, f"{anchor}-grid"),
+    }

@@ -1,8 +1,7 @@
-"""What a report says, as data: a study's results sorted by task and rule, summed up over seeds."""
+"""The numbers of a report: a study's results sorted by task and rule, summarized over seeds."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from lossnav._base.checks import FloatArray
 from lossnav.studies.statistics import Better, Interval, interval
 from lossnav.studies.statistics.comparisons import Comparison, compare_all
-from lossnav.studies.statistics.sensitivity import edges, is_number
-from lossnav.studies.statistics.targets import Reach, first_reach, reach
-from lossnav.studies.trial.records import Result
+from lossnav.studies.statistics.curves import (
+    Range,
+    Reach,
+    edges,
+    first_reach,
+    is_number,
+    reach,
+    usable_range,
+)
+from lossnav.studies.trial import Result
 
 Study = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Point:
-    """A point of a rule's grid on the tuning seeds: a value for each, NaN where the trial was lost."""
+class GridPoint:
+    """A point of a rule's grid with its value on each tuning seed; NaN where the trial was lost."""
 
     point: Mapping[str, Any]
     values: tuple[float, ...]
@@ -31,6 +38,10 @@ class Point:
     def mean(self) -> float:
         return float(np.mean(self.values)) if self.values else math.nan
 
+    @property
+    def lost(self) -> bool:
+        return any(math.isnan(value) for value in self.values)
+
 
 @dataclass(frozen=True)
 class RuleView:
@@ -38,13 +49,13 @@ class RuleView:
 
     name: str
     kind: str
-    place: int  # in the study file: decides the colour, which so stays the same on every task
+    place: int  # in the study file: determines the color, the same on every task
     point: Mapping[str, Any] | None
     results: Sequence[Result]
     values: Mapping[int, float]
     final: Interval
     finished: Interval
-    grid: Sequence[Point]
+    grid: Sequence[GridPoint]
     missing: Sequence[int]
     edges: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,9 +63,18 @@ class RuleView:
         return sum(result.status == name for result in self.results)
 
     def cost(self, name: str) -> float:
-        """Median over the reporting trials that were done; NaN if none knows it."""
+        """Median over the reporting trials that were done; NaN if none has it."""
         known = [r.cost[name] for r in self.results if r.status == "done" and name in r.cost]
         return float(np.median(known)) if known else math.nan
+
+    def varied(self) -> str | None:
+        """The setting to draw against: the learning rate, or the first number that varies."""
+        points = [one.point for one in self.grid]
+        for name in ("lr", "learning_rate", *(name for point in points for name in point)):
+            values = {point.get(name) for point in points if is_number(point.get(name))}
+            if len(values) > 1 and all(name in point for point in points):
+                return name
+        return None
 
 
 @dataclass(frozen=True)
@@ -79,13 +99,39 @@ class TaskView:
     pairs: Sequence[Comparison]
     targets: Sequence[Target]
 
+    @property
+    def sign(self) -> float:
+        """1 if lower is better, else -1."""
+        return 1.0 if self.better == "lower" else -1.0
+
     def pair(self, first: str, second: str) -> Comparison | None:
         both = {first, second}
         return next((pair for pair in self.pairs if {pair.first, pair.second} == both), None)
 
+    def best_line(self, grid: Sequence[GridPoint], name: str) -> list[tuple[float, float]]:
+        """For each value of a setting the best mean over the others; NaN if all were lost."""
+        best: dict[float, float] = {}
+        for one in grid:
+            x = float(one.point[name])
+            cost = self.sign * one.mean if math.isfinite(one.mean) else math.inf
+            best[x] = min(cost, best.get(x, math.inf))
+        known = {x: self.sign * y if math.isfinite(y) else math.nan for x, y in best.items()}
+        return sorted(known.items())
+
+    def good_range(self, view: RuleView) -> Range | None:
+        """The learning rates whose metric is within 10 % of the best loss, or 1 % of a score."""
+        name = view.varied()
+        line = self.best_line(view.grid, name) if name else []
+        known = [self.sign * y for _, y in line if math.isfinite(y)]
+        if not known or any(x <= 0 for x, _ in line):
+            return None
+        x, y = zip(*line, strict=True)
+        share = 0.1 if self.better == "lower" else 0.01
+        return usable_range(x, y, abs(min(known)) * share, self.better)
+
 
 def gather(study: Study, results: Iterable[Result]) -> list[TaskView]:
-    """Sort results by task and rule, in the order of the study file; rules then from the best down."""
+    """Sort results by task and rule, in the order of the study file; rules from the best down."""
     known = current(study, results)
     tasks = list(study.get("tasks") or dict.fromkeys(r.trial.task for r in known))
     rules = list(study.get("rules") or dict.fromkeys(r.trial.rule for r in known))
@@ -93,20 +139,20 @@ def gather(study: Study, results: Iterable[Result]) -> list[TaskView]:
     for task in tasks:
         metric, better = study.get("metrics", {}).get(task, ("loss", "lower"))
         own = [result for result in known if result.trial.task == task]
-        sorted_ = [
+        ranked = [
             _rule(study, name, place, metric, [r for r in own if r.trial.rule == name])
             for place, name in enumerate(rules)
         ]
-        sorted_.sort(key=functools.partial(_rank, sign=sign_of(better)))
-        pairs = compare_all({view.name: view.values for view in sorted_}, better)
-        targets = _targets(sorted_, metric, better)
+        ranked.sort(key=lambda view: _rank(view, better))
+        pairs = compare_all({view.name: view.values for view in ranked}, better)
+        targets = _targets(ranked, metric, better)
         kind = str(_entry(study, "tasks", task).get("kind", ""))
-        views.append(TaskView(task, kind, metric, better, sorted_, pairs, targets))
+        views.append(TaskView(task, kind, metric, better, ranked, pairs, targets))
     return views
 
 
 def current(study: Study, results: Iterable[Result]) -> list[Result]:
-    """The results that the study, as it is now, asks for: not those of an older version of its file."""
+    """The results that the study plans now, not those of an older version of its file."""
     newest = {result.trial.key: result for result in results}
     planned = set(study.get("planned") or newest)
     return [result for key, result in newest.items() if key in planned]
@@ -117,83 +163,137 @@ def _entry(study: Study, part: str, name: str) -> Mapping[str, Any]:
     return entries.get(name, {}) if isinstance(entries, Mapping) else {}
 
 
-def sign_of(better: str) -> float:
-    return 1.0 if better == "lower" else -1.0
-
-
-def value_of(result: Result, metric: str) -> float:
-    """The final metric; NaN for a trial that did not end well."""
+def _value(result: Result, metric: str) -> float:
+    """The final metric; NaN for a trial that did not finish."""
     value = result.final.get(metric, math.nan) if result.status == "done" else math.nan
     return float(value) if math.isfinite(value) else math.nan
 
 
 def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result]) -> RuleView:
-    reporting = sorted(
-        (r for r in own if r.trial.phase == "reporting"), key=lambda result: result.trial.seed
-    )
-    values = {result.trial.seed: value_of(result, metric) for result in reporting}
+    own = sorted(own, key=lambda result: result.trial.seed)
+    reporting = [result for result in own if result.trial.phase == "reporting"]
+    values = {result.trial.seed: _value(result, metric) for result in reporting}
     tried: dict[str, tuple[Mapping[str, Any], list[float]]] = {}
-    for result in sorted((r for r in own if r.trial.phase == "tuning"), key=lambda r: r.trial.seed):
-        key = json.dumps(dict(result.trial.point), sort_keys=True)
-        tried.setdefault(key, (result.trial.point, []))[1].append(value_of(result, metric))
-    grid = [Point(point, tuple(each)) for point, each in tried.values()]
+    for result in own:
+        if result.trial.phase == "tuning":
+            key = json.dumps(dict(result.trial.point), sort_keys=True)
+            tried.setdefault(key, (result.trial.point, []))[1].append(_value(result, metric))
+    grid = [GridPoint(point, tuple(each)) for point, each in tried.values()]
     grid.sort(key=_in_order)
     point = reporting[0].trial.point if reporting else None
     seeds = study.get("seeds", {}).get("reporting", [])
-    kind = str(_entry(study, "rules", name).get("kind", own[0].trial.rule_kind if own else ""))
     return RuleView(
-        name, kind, place, point, reporting, values,
+        name=name,
+        kind=str(_entry(study, "rules", name).get("kind", own[0].trial.rule_kind if own else "")),
+        place=place,
+        point=point,
+        results=reporting,
+        values=values,
         final=interval(list(values.values())),
         finished=interval([value for value in values.values() if math.isfinite(value)]),
         grid=grid,
         missing=[seed for seed in seeds if seed not in values],
         edges=edges(point, [one.point for one in grid]) if point else {},
-    )  # fmt: skip
+    )
 
 
-def _in_order(one: Point) -> list[tuple[bool, float, str]]:
+def _in_order(one: GridPoint) -> list[tuple[bool, float, str]]:
     """Numbers by size, anything else by name."""
     return [
         (is_number(v), v if is_number(v) else 0.0, str(v)) for _, v in sorted(one.point.items())
     ]
 
 
-def _rank(view: RuleView, sign: float) -> tuple[float, float, int]:
+def _rank(view: RuleView, better: Better) -> tuple[float, float, int]:
     """The best first: by the share of seeds lost, then by the mean of those that finished."""
     if not view.values:
         return 2.0, 0.0, view.place
-    mean = sign * view.finished.mean if view.finished.n else math.inf
-    return view.final.lost / view.final.n, mean, view.place
+    mean = view.finished.mean if better == "lower" else -view.finished.mean
+    return view.final.lost / view.final.n, mean if view.finished.n else math.inf, view.place
 
 
 def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Target]:
-    """What every seed of every sound rule reached at its end, and what the second best reached."""
+    """The worst final value of any seed of a rule without losses, and the second-best mean."""
     sound = [view for view in rules if view.values and not view.final.lost]
     if not sound:
         return []
     worst = max if better == "lower" else min
     level = worst(worst(view.values.values()) for view in sound)
-    wanted = [("the worst end of any finished seed", level)]
+    wanted = [("the worst final value of any finished seed", level)]
     if len(sound) > 1:
         wanted.append((f"the final mean of {sound[1].name}, the second best", sound[1].final.mean))
-    return [
-        Target(
-            title, value,
-            *(
-                {
-                    view.name: reach([_time(r, axis, metric, value, better) for r in view.results])
-                    for view in rules if view.results
-                }
-                for axis in ("step", "seconds")
-            ),
-        )
-        for title, value in wanted
-    ]  # fmt: skip
+
+    def times(axis: str, value: float) -> dict[str, Reach]:
+        return {
+            view.name: reach([_time(r, axis, metric, value, better) for r in view.results])
+            for view in rules
+            if view.results
+        }
+
+    return [Target(title, v, times("step", v), times("seconds", v)) for title, v in wanted]
 
 
 def _time(result: Result, axis: str, metric: str, target: float, better: Better) -> float:
-    x, y = result.curves.get(axis), result.curves.get(metric)
-    if x is None or y is None:
-        return math.inf
+    x, y = result.curves.get(axis, ()), result.curves.get(metric, ())
     n = min(len(x), len(y))
-    return first_reach(x[:n], y[:n], target, better)
+    return first_reach(x[:n], y[:n], target, better) if n else math.inf
+
+
+@dataclass(frozen=True)
+class CurveBand:
+    """A learning curve over seeds: the median, the lowest and the highest seed."""
+
+    step: FloatArray
+    seconds: FloatArray
+    middle: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+def band(view: RuleView, metric: str, better: Better) -> CurveBand | None:
+    """The metric at each evaluation. A lost seed is worse than all others from there on."""
+    curves = [_evaluations(result, metric) for result in view.results]
+    longest = max((one for one in curves if one), key=lambda one: len(one[0]), default=None)
+    if longest is None:
+        return None
+    step = longest[0]
+    worst = math.inf if better == "lower" else -math.inf
+    each = np.full((len(curves), len(step)), worst)
+    times = np.full((len(curves), len(step)), math.nan)
+    for row, one in enumerate(curves):
+        if one:
+            there = step <= one[0][-1]
+            values = np.interp(step[there], one[0], one[2])
+            each[row, there] = np.where(np.isfinite(values), values, worst)
+            times[row, there] = np.interp(step[there], one[0], one[1])
+    ordered = np.sort(each, axis=0)
+    n = len(ordered)
+    pair = ordered[[(n - 1) // 2, n // 2]]
+    middle = np.where(np.isfinite(pair).all(axis=0), np.nan_to_num(pair).mean(axis=0), worst)
+    return CurveBand(step, np.nanmedian(times, axis=0), middle, ordered[0], ordered[-1])
+
+
+def _evaluations(result: Result, metric: str) -> tuple[FloatArray, ...]:
+    """Step, seconds and metric of each evaluation; empty if there is none."""
+    found = [result.curves.get(name, ()) for name in ("step", "seconds", metric)]
+    n = min(map(len, found))
+    return tuple(np.asarray(part[:n], dtype=np.float64) for part in found) if n else ()
+
+
+def training_loss(view: RuleView, bins: int = 120) -> tuple[FloatArray, FloatArray] | None:
+    """Steps and the median over seeds of the training loss, averaged over short windows."""
+    each = [np.asarray(r.curves.get("training_loss", ()), np.float64) for r in view.results]
+    losses = [loss for loss in each if len(loss)]
+    if not losses:
+        return None
+    steps = max(map(len, losses))
+    bounds = np.unique(np.linspace(0, steps, min(bins, steps) + 1).astype(int))
+    means = np.full((len(losses), len(bounds) - 1), math.inf)
+    for row, loss in enumerate(losses):
+        whole = int(np.searchsorted(bounds, len(loss), side="right")) - 1
+        if whole > 0:
+            sums = np.add.reduceat(loss[: bounds[whole]], bounds[:whole])
+            means[row, :whole] = sums / np.diff(bounds)[:whole]
+    means[~np.isfinite(means)] = math.inf
+    ordered = np.sort(means, axis=0)
+    return (bounds[:-1] + bounds[1:] + 1) / 2, ordered[(len(ordered) - 1) // 2]

@@ -1,18 +1,20 @@
-"""The report in words: what the seeds say of each task, and what speaks against trusting it."""
+"""Sentences and formatted numbers of the report: the summary of each task, and the caveats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lossnav.studies.report.data import RuleView, TaskView
 from lossnav.studies.statistics import Interval
+from lossnav.studies.statistics.curves import Reach
+from lossnav.studies.trial import Result
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as a reader wants it: three digits that count, and no more zeros than needed.
+    """A number with three significant digits, and no trailing zeros.
 
     Examples:
         >>> [number(value) for value in (0.000123456, 0.0301, 0.5, 12.3456, 12345.6, float("nan"))]
@@ -32,13 +34,11 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def with_interval(found: Interval, *, signed: bool = False) -> str:
-    """A mean and its interval, all with as many decimals as the interval deserves.
+    """A mean and its interval, with two significant digits of the interval's width.
 
     Examples:
         >>> with_interval(Interval(5, 0, 0.123456, 0.003, 0.1191, 0.1279, "t"))
         '0.1235 [0.1191, 0.1279]'
-        >>> with_interval(Interval(1, 0, 0.123456, math.nan, math.nan, math.nan, ""))
-        '0.123'
     """
     plus = "+" if signed else ""
     if math.isnan(found.mean):
@@ -57,15 +57,25 @@ def with_interval(found: Interval, *, signed: bool = False) -> str:
     return f"{mean} [{low}, {high}]"
 
 
+def whole(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def time(found: Reach) -> str:
+    """The time to a target over seeds."""
+    if math.isfinite(found.mean.mean):
+        return with_interval(found.mean)
+    if math.isfinite(found.median):
+        return f"median {number(found.median)}"
+    return "not reached" if not found.reached else "not reached by half of the seeds"
+
+
 def settings(point: Mapping[str, Any] | None) -> str:
     """The point of a grid, as ``lr = 0.1, beta = 0.9``."""
     if point is None:
         return "not chosen yet"
-    return ", ".join(f"{name} = {_value(value)}" for name, value in point.items()) or "no grid"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    short = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in point.items()}
+    return ", ".join(f"{name} = {value}" for name, value in short.items()) or "no grid"
 
 
 def count(n: int, thing: str) -> str:
@@ -78,54 +88,58 @@ def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def verdict(task: TaskView) -> list[str]:
-    """Sentences on who is best on a task, by how much, and whether the seeds can tell."""
+def summary(task: TaskView) -> list[str]:
+    """Sentences on the best rule of a task, its lead, and whether that is significant."""
     there = [view for view in task.rules if view.values]
     if not there:
-        return ["No reporting trial has ended yet, so there is nothing to say."]
+        return ["No reporting trial has ended yet."]
     metric = f"test {task.metric}"
     word = "lowest" if task.better == "lower" else "highest"
     best, others = there[0], there[1:]
     if best.final.lost == best.final.n:
         return [f"No rule finished any of its seeds: there is no {metric} to compare."]
+    seeds = count(best.final.n, "seed")
     if best.final.lost:
-        said = [
-            f"Every rule lost a seed. {best.name} lost the fewest, {best.final.lost} of {best.final.n}; "
-            f"the mean {metric} of its others is {with_interval(best.finished)}."
-        ]
+        first = (
+            f"Every rule lost a seed. {best.name} lost the fewest, {best.final.lost} of "
+            f"{best.final.n}; the mean {metric} of its others is {with_interval(best.finished)}."
+        )
     elif not others:
-        said = [
-            f"{best.name} has a {metric} of {with_interval(best.final)} over "
-            f"{count(best.final.n, 'seed')}. There is no other rule to hold it against."
-        ]
+        first = (
+            f"{best.name} has a {metric} of {with_interval(best.final)} over {seeds}. There is no "
+            "other rule to compare it with."
+        )
     else:
-        said = [
-            f"{best.name} has the {word} {metric}: {with_interval(best.final)} over "
-            f"{count(best.final.n, 'seed')}."
-        ]
-    return said + _others(task, best, others) + _absent(task.rules)
+        first = f"{best.name} has the {word} {metric}: {with_interval(best.final)} over {seeds}."
+    absent = [view.name for view in task.rules if not view.values]
+    last = [f"No reporting trial of {listed(absent)} has ended yet."] if absent else []
+    return [first, *_others(task, best, others), *last]
 
 
 def _others(task: TaskView, best: RuleView, others: Sequence[RuleView]) -> list[str]:
-    """A sentence for each rule but the best, or one for all of which the same holds."""
-    said: list[str] = []
+    """A sentence for each rule but the best; rules with the same ending share one."""
+    alone: list[str] = []
     same: dict[str, list[str]] = {}
     for view in others:
         what, tail = _against(task, best, view)
         if tail:
             same.setdefault(tail, []).append(f"{view.name} is {what}")
         else:
-            said.append(f"{view.name} {what}.")
-    each = [f"{listed(some)}, {'each of ' * (len(some) > 1)}{tail}." for tail, some in same.items()]
-    return each + said
+            alone.append(f"{view.name} {what}.")
+    each = [f"{listed(some)}, {'each ' * (len(some) > 1)}{tail}." for tail, some in same.items()]
+    return each + alone
 
 
 def _against(task: TaskView, best: RuleView, view: RuleView) -> tuple[str, str]:
-    """What is to be said of a rule beside the best, and whether the seeds can tell."""
+    """How a rule compares with the best, and whether that is significant."""
     if view.final.lost:
         rest = view.finished
         tail = f"; the mean of the other {rest.n} is {with_interval(rest)}" if rest.n else ""
-        return f"{_how(view)}, so it comes after every rule that finished{tail}", ""
+        kinds = {name: view.status(name) for name in ("diverged", "failed")}
+        kinds["ended without the metric"] = view.final.lost - sum(kinds.values())
+        how = listed([f"{name} on {n}" for name, n in kinds.items() if n])
+        lost = f"{how} of {count(view.final.n, 'seed')}"
+        return f"{lost}, so it ranks after every rule that finished{tail}", ""
     pair = task.pair(best.name, view.name)
     if pair is None:
         return f"shares no seed with {best.name}, so the two cannot be compared", ""
@@ -136,54 +150,53 @@ def _against(task: TaskView, best: RuleView, view: RuleView) -> tuple[str, str]:
     if found.sd == 0 and found.mean == 0:
         return f"is exactly equal on {count(found.n, 'seed')}", ""
     side = "above" if turn * found.mean > 0 else "below"
-    # Turned such that the number is positive and the word says the side.
-    turned = sorted(math.copysign(1.0, found.mean) * end for end in (found.low, found.high))
-    size = replace(found, mean=abs(found.mean), low=turned[0], high=turned[1])
-    tail = (
-        "which one seed cannot tell apart" if found.n == 1
-        else f"which {count(found.n, 'seed')} can tell apart" if pair.apart
-        else f"which {count(found.n, 'seed')} cannot tell apart" if not pair.alone
-        else f"which holds for this pair alone, but not among {len(task.pairs)} pairs looked at"
-    )  # fmt: skip
+    # With the sign such that the number is positive and the word says the side.
+    ends = sorted(math.copysign(1.0, found.mean) * end for end in (found.low, found.high))
+    size = replace(found, mean=abs(found.mean), low=ends[0], high=ends[1])
+    seeds = count(found.n, "seed")
+    if found.n == 1:
+        tail = "which one seed cannot test"
+    elif pair.apart:
+        tail = f"statistically distinguishable on {seeds}"
+    elif not pair.alone:
+        tail = f"not statistically distinguishable on {seeds}"
+    else:
+        tail = f"distinguishable as a single pair, but not corrected for {len(task.pairs)} pairs"
     return f"{with_interval(size)} {side}", tail
 
 
-def _how(view: RuleView) -> str:
-    """``diverged on 1 of 5 seeds``."""
-    kinds = {name: view.status(name) for name in ("diverged", "failed")}
-    kinds["ended without the metric"] = view.final.lost - sum(kinds.values())
-    parts = [f"{name} on {n}" for name, n in kinds.items() if n]
-    return f"{listed(parts)} of {count(view.final.n, 'seed')}"
-
-
-def _absent(rules: Iterable[RuleView]) -> list[str]:
-    names = [view.name for view in rules if not view.values]
-    return [f"No reporting trial of {listed(names)} has ended yet."] if names else []
+def missing(
+    study: Mapping[str, Any], tasks: Sequence[TaskView], results: Sequence[Result], most: int = 8
+) -> list[str]:
+    """Sentences on the trials that a study still lacks; none if it is complete."""
+    planned, ended = study.get("planned", []), {result.trial.key for result in results}
+    waiting = sum(key not in ended for key in planned)
+    views = [(task, view) for task in tasks for view in task.rules]
+    absent = sum(len(view.missing) for _, view in views)
+    sentences = []
+    if waiting or absent:
+        sentences.append("This study is not complete; this is the report so far.")
+    if waiting:
+        sentences.append(f"Not ended yet: {waiting} of {count(len(planned), 'planned trial')}.")
+    if absent:
+        parts = [
+            f"{view.name} on {task.name}, {count(len(view.missing), 'seed')}"
+            for task, view in views
+            if view.missing
+        ]
+        rest = [f"and {len(parts) - most} more"] if len(parts) > most else []
+        wanted = count(absent + sum(len(view.values) for _, view in views), "reporting trial")
+        sentences.append(f"Missing: {absent} of {wanted} ({'; '.join(parts[:most] + rest)}).")
+    return sentences
 
 
 def caveats(
     tasks: Sequence[TaskView], study: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> list[str]:
-    """Everything known that speaks against trusting the numbers."""
-    said = [str(note) for note in study.get("notes", [])] + _versions(environment)
-    for task in tasks:
-        said += [f"{task.name}: {text}" for text in _of_task(task)]
-    tuning = study.get("seeds", {}).get("tuning", [])
-    if len(tuning) == 1:
-        said.append("Settings were chosen on a single tuning seed: another seed may choose others.")
-    said.append(
-        "Seconds depend on the machine and on what else it did, such as other trials at the same time. "
-        "Steps do not."
-    )
-    said.append(
-        "Seeds change the start and the order of the batches. The data and its split stay the same, so the "
-        "intervals say nothing of other data."
-    )
-    return said
-
-
-def _versions(environment: Mapping[str, Any]) -> list[str]:
-    """Which packages changed while the study was run in parts."""
+    """Known reasons to doubt the numbers."""
+    sentences = [str(note) for note in study.get("notes", [])]
+    if "damaged" in study:
+        sentences.append(str(study["damaged"]))
     runs = [*environment.get("earlier", []), environment]
     used = [run.get("versions", {}) for run in runs if isinstance(run, Mapping)]
     changed = [
@@ -191,33 +204,60 @@ def _versions(environment: Mapping[str, Any]) -> list[str]:
         for name in dict.fromkeys(name for one in used for name in one)
         if len({one.get(name) for one in used}) > 1
     ]
-    return [f"Parts of this study ran with other versions: {', '.join(changed)}."] * bool(changed)
+    if changed:
+        sentences.append(f"Parts of this study ran with other versions: {', '.join(changed)}.")
+    sentences += [f"{task.name}: {caveat}." for task in tasks for caveat in _of_task(task)]
+    if len(study.get("seeds", {}).get("tuning", [])) == 1:
+        sentences.append(
+            "Settings were chosen on a single tuning seed: another seed may choose others."
+        )
+    return [
+        *sentences,
+        "Seconds depend on the machine and its other load, such as trials at the same time. Steps "
+        "do not.",
+        "Seeds change the initial weights and the order of the batches. The data and its split "
+        "stay the same, so the intervals say nothing about other data.",
+    ]
 
 
 def _of_task(task: TaskView) -> list[str]:
-    said = []
+    found = []
     ended = [view for view in task.rules if view.values]
     fewest = min((view.final.n for view in ended), default=0)
-    if 1 <= fewest < 5:
-        said.append(
-            f"only {count(fewest, 'seed')} for a rule: a sign-flip test cannot go below p = {number(2 / 2**fewest)}"
-            if fewest > 1
-            else "only 1 seed for a rule, so there are no intervals"
+    if fewest == 1:
+        found.append("only 1 seed for a rule, so there are no intervals")
+    elif 1 < fewest < 5:
+        least = number(2 / 2**fewest)
+        found.append(
+            f"only {fewest} seeds for a rule: a sign-flip test cannot go below p = {least}"
         )
     for view in ended:
-        for name, side in view.edges.items():
-            said.append(
-                f"the best {name} of {view.name} is the {side} of its grid, so a better one may lie beyond"
-            )
+        found += [
+            f"the best {name} of {view.name} is the {side} of its grid, so a better one may lie "
+            "beyond"
+            for name, side in view.edges.items()
+        ]
         if view.final.sd == 0:
-            said.append(f"every seed of {view.name} gave the same number: the seed changes nothing")
+            found.append(
+                f"every seed of {view.name} gave the same number: the seed changes nothing"
+            )
     if len({view.final.n for view in ended}) > 1:
-        said.append("rules have different numbers of seeds; pairs are compared on those both have")
+        found.append("rules have different numbers of seeds; pairs are compared on those both have")
     sizes = {view.name: len(view.grid) for view in ended}
     if len(set(sizes.values())) > 1:
-        said.append(
-            "rules were tuned with different numbers of points ("
-            + ", ".join(f"{name} {size}" for name, size in sizes.items())
-            + ")"
-        )
-    return [text + "." for text in said]
+        each = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        found.append(f"rules were tuned with different numbers of points ({each})")
+    return found
+
+
+def facts(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Nested values as rows of a table."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            rows += facts(value, f"{before}{key} ")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            name = f"{before}{key}".replace("_", " ")
+            rows.append((name, "unknown" if value is None else shown))
+    return rows

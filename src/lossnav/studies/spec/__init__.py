@@ -1,1 +1,107 @@
-"""What a study file says: its tables, checked, and the trials that follow from them."""
+"""Study files: TOML in, a checked `Study` out; each mistake gets one sentence with its line.
+
+Only what the file itself shows is checked here. `lossnav.studies.execution` checks, before anything
+runs, that the rules and tasks exist and take the settings they are given.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lossnav._base import checks
+from lossnav.studies.spec.tables import StudyError, StudyTables, validated
+
+__all__ = ["Study", "StudyError", "read"]
+MAX_BYTES = 1 << 20
+
+
+class Study(StudyTables):
+    """A checked study: the tables of its file, as `read` or `Study.from_dict` return it.
+
+    Attributes:
+        text: The text of the file; empty for a study made from a dict.
+        path: The file, if there is one.
+        folder: Where the user's own modules are searched for, after the installed ones.
+    """
+
+    text: str = Field("", repr=False)
+    path: Path | None = None
+    folder: Path | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], folder: Path | None = None) -> Study:
+        """A study from the contents of a study file; ``folder`` has the user's own modules."""
+        return cls.model_construct(**dict(validated("the study", values)), folder=folder)
+
+    def only(self, rules: Iterable[str]) -> Study:
+        """The same study with some of its rules. In one folder such parts add up to the whole.
+
+        Raises:
+            ValueError: For a rule that the study does not have.
+        """
+        wanted = {checks.choice("rule of this study", name, self.rules) for name in rules}
+        kept = {name: rule for name, rule in self.rules.items() if name in wanted}
+        return self.model_copy(update={"rules": kept})
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """The learning-rate schedule, as a `Trial` has it."""
+        given = {name: getattr(self.training, name) for name in ("warmup", "hold", "floor")}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"kind": self.training.schedule, **known}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The inverse of `from_dict`, with the defaults written out."""
+        plain = self.model_dump(mode="json", exclude_none=True, exclude={"text", "path", "folder"})
+        for rule in plain["rules"].values():
+            if grid := rule.pop("grid"):
+                rule["grid"] = grid  # last, as in most files
+        return plain
+
+
+def read(path: Path | str) -> Study:
+    """Read a study file.
+
+    Raises:
+        StudyError: The file is missing or wrong; one sentence says where, and what to do.
+
+    Examples:
+        >>> read("no_such_study.toml")
+        Traceback (most recent call last):
+        ...
+        lossnav.studies.spec.tables.StudyError: There is no file no_such_study.toml: check the path.
+    """
+    path = Path(path)
+    text = _text(path)
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = reason.replace("end of document", f"the end, line {len(text.splitlines())}")
+        raise StudyError(f"{path} is not valid TOML: {reason.rstrip('.')}.") from None
+    tables = validated(str(path), values, text)
+    return Study.model_construct(**dict(tables), text=text, path=path, folder=path.parent)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise StudyError(f"{path} is not a file: give the study's TOML file.")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise StudyError(f"There is no file {path}: check the path.") from None
+    except OSError as error:
+        raise StudyError(f"{path} cannot be read: {error.strerror}.") from None
+    if len(raw) > MAX_BYTES:
+        raise StudyError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most a study may be.")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = raw.count(b"\n", 0, error.start) + 1
+        raise StudyError(f"{path}, line {at}: this is not UTF-8; save it as UTF-8.") from None

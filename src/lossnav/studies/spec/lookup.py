@@ -1,29 +1,21 @@
-"""Objects by name, and their settings by name: what a study file may say, and what it is told."""
+"""Import objects by name, and check the settings they are called with."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from lossnav._base import checks
+
 _EXTRAS = {"jax": "jax", "optax": "jax", "torch": "torch", "sklearn": "study"}
-_ANY = inspect.Parameter.VAR_KEYWORD
-_PLACE_ONLY = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def locate(kind: str) -> Any:
-    """What ``module:name`` or ``package.module.name`` stands for.
-
-    Examples:
-        >>> locate("collections:OrderedDict")
-        <class 'collections.OrderedDict'>
-        >>> locate("collections.OrderedDic")
-        Traceback (most recent call last):
-        ...
-        ValueError: There is no 'OrderedDic' in collections. Did you mean 'OrderedDict'?
-    """
+    """The object that ``module:name`` or ``package.module.name`` stands for."""
     module, _, name = kind.partition(":") if ":" in kind else kind.rpartition(".")
     if not module or not name:
         raise ValueError(f"{kind!r} is not of the form module:name.")
@@ -36,22 +28,20 @@ def locate(kind: str) -> Any:
 def _imported(module: str, kind: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        missing = error.name or module
-        if not f"{module}.".startswith(f"{missing}."):  # the module is there; it wants another
-            raise ValueError(f"Importing {module!r} failed: {_line(error)}.") from None
     except (Exception, SystemExit) as error:
-        raise ValueError(f"Importing {module!r} failed: {_line(error)}.") from None
+        missing = error.name or module if isinstance(error, ModuleNotFoundError) else ""
+        if not missing or not f"{module}.".startswith(f"{missing}."):  # the module exists
+            raise ValueError(f"Importing {module!r} failed: {_line(error)}.") from None
     parent, _, last = module.rpartition(".")
-    if parent:  # a package may lend a name to a module that lies elsewhere
+    if parent:  # a package may give a name to a module that lies elsewhere
         return _attribute(_imported(parent, kind), last, parent)
     if module in _EXTRAS:
         raise ValueError(
             f"{kind!r} needs the package {module}: pip install lossnav[{_EXTRAS[module]}]."
         )
     raise ValueError(
-        f"There is no module {module!r} for {kind!r}: it must be installed, or lie where it is looked for "
-        "(beside the study file, or in the folder that the command is run from)."
+        f"There is no module {module!r} for {kind!r}: install it, or put it beside the study file "
+        "or in the folder that the command is run from."
     )
 
 
@@ -59,57 +49,48 @@ def _attribute(place: Any, name: str, module: str) -> Any:
     try:
         return getattr(place, name)
     except AttributeError:
-        near = difflib.get_close_matches(name, dir(place), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no {name!r} in {module}.{hint}") from None
+        raise ValueError(f"There is no {name!r} in {module}.{_hint(name, dir(place))}") from None
 
 
-def accepted(function: Callable[..., Any], skip: Collection[str] = ()) -> list[str] | None:
-    """The names of the settings that a function takes, or None if it takes any or does not say."""
+def _hint(name: str, known: Collection[str]) -> str:
+    near = checks.suggestion(name, known)
+    return f" D{near[1:]}" if near.startswith("did") else ""
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return None
-    if any(p.kind is _ANY for p in parameters):
+
+
+def accepted(function: Callable[..., Any]) -> list[str] | None:
+    """Names of the settings that a function takes; None if it takes any or does not say."""
+    parameters = _parameters(function)
+    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return None
-    return [p.name for p in parameters if p.kind not in _PLACE_ONLY and p.name not in skip]
+    return [p.name for p in parameters if p.kind not in _POSITIONAL]
 
 
 def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
-    """The arguments that a function cannot do without and that are not ``given``."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    free = (_ANY, inspect.Parameter.VAR_POSITIONAL)
+    """Names of the arguments without a default that are not ``given``."""
     return [
         p.name
-        for p in parameters
-        if p.kind not in free and p.default is inspect.Parameter.empty and p.name not in given
+        for p in _parameters(function) or ()
+        if p.kind not in _VARIADIC and p.default is p.empty and p.name not in given
     ]
 
 
 def check_settings(what: str, settings: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Refuse a setting that ``what`` does not take, with the nearest one and all it does take.
-
-    Examples:
-        >>> check_settings("The rule 'sgd'", {"momentm": 0.9}, ["lr", "momentum"])
-        Traceback (most recent call last):
-        ...
-        ValueError: The rule 'sgd' has no setting 'momentm'. Did you mean 'momentum'? It takes: lr, momentum.
-    """
-    if known is None:
-        return
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+    """Refuse a setting that ``what`` does not take."""
+    for name in settings if known is not None else ():
+        if name not in (known or ()):
             takes = f"It takes: {', '.join(known)}." if known else "It takes none."
-            raise ValueError(f"{what} has no setting {name!r}.{hint} {takes}")
+            raise ValueError(f"{what} has no setting {name!r}.{_hint(name, known or ())} {takes}")
 
 
 def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> Any:
-    """Call what the user named; a refusal becomes a sentence that says with what it was called."""
+    """Call a user's factory; an error becomes a sentence with the settings it was called with."""
     try:
         return make(*args, **settings)
     except (Exception, SystemExit) as error:
@@ -119,7 +100,6 @@ def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> An
 
 
 def _line(error: BaseException) -> str:
-    """What an error says, in one line."""
     text = " ".join(str(error).split())[:300]
     if isinstance(error, ValueError | ModuleNotFoundError) and text:
         return text

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lossnav.adapters import is_transformation
 from lossnav.optim.torch import (
     Ballistic,
     KroneckerNavigator,
@@ -19,7 +20,7 @@ from lossnav.optim.torch import (
 )
 from lossnav.rules.base import Rule
 from lossnav.rules.zoo import Member
-from lossnav.studies.spec import names
+from lossnav.studies.spec import lookup as names
 
 Maker = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 OURS: dict[str, type[torch.optim.Optimizer]] = {
@@ -40,8 +41,8 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
             - ``lossnav.Navigator``, ``lossnav.Ballistic``, ``lossnav.KroneckerNavigator``,
               ``lossnav.WeightUncertainty``;
             - ``torch.optim.X``;
-            - ``optax.x``, or ``module:name`` of a function that returns a transformation of optax, such as
-              ``lossnav.optim.optax:navigator``; ``lr`` stands for its ``learning_rate``;
+            - ``optax.x``, or ``module:name`` of a function that returns an optax transformation,
+              such as ``lossnav.optim.optax:navigator``; ``lr`` stands for its ``learning_rate``;
             - ``module:name`` of a `lossnav.Rule` or a function that returns one, such as
               ``lossnav.zoo:Adam``;
             - ``module:name`` of an optimizer's class, or of a function
@@ -144,13 +145,13 @@ def _from_value(
     params = _plain(params)
     if isinstance(made, Rule):
         return from_rule(made, params)
-    if isinstance(made, tuple) and callable(getattr(made, "update", None)):
+    if is_transformation(made):
         from lossnav.studies.trial.optax_bridge import OptaxOptimizer
 
         return names.made(what, lambda **s: OptaxOptimizer(params, make, s), **settings)
     raise ValueError(
-        f"{what} returned a {type(made).__name__}, but it must return a lossnav Rule or a transformation "
-        "of optax, or take the parameters and return an optimizer of PyTorch."
+        f"{what} returned a {type(made).__name__}, but it must return a lossnav Rule or a "
+        "transformation of optax, or take the parameters and return an optimizer of PyTorch."
     )
 
 

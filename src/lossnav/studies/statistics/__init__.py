@@ -1,14 +1,15 @@
-"""How sure a few seeds make us: the interval of a mean, and the odds of a difference.
+"""Statistics of a few seeds: the interval of a mean, and the p value of a difference.
 
-A study has 3 to 20 seeds, so the usual bootstrap is out of its depth: at 5 seeds its 95 % intervals (BCa,
-percentile) cover 80 to 85 %. Two ways that hold are used, by the number of seeds:
+A study has 3 to 20 seeds, too few for the usual bootstrap: at 5 seeds its 95 % intervals (BCa,
+percentile) cover 80 to 85 %. Two methods are used, by the number of seeds:
 
-- below `FEW` seeds, Student's t: exact for normal values; at 3 and 5 seeds it covers 91 to 93 % of mildly skewed
-  values (a log-normal of sigma 1/2) and 88 % of exponential ones;
-- from `FEW` seeds on, the studentised bootstrap, which learns the skewness from the values: 93 to 95 % of all three.
+- below `FEW` seeds, Student's t: exact for normal values; at 3 and 5 seeds it covers 91 to 93 % for
+  mildly skewed values (a log-normal of sigma 1/2) and 88 % for exponential ones;
+- from `FEW` seeds on, the studentized bootstrap, which estimates the skewness: 93 to 95 % for all
+  three.
 
-``tests/studies/test_statistics.py`` measures these numbers. A trial that did not finish is worse than any that did,
-so it is never left out of a mean in silence: the mean is then NaN and the number lost is stated.
+``tests/studies/test_statistics.py`` measures these numbers. A trial that did not finish is worse
+than any that did, so it is never left out of a mean: the mean is then NaN, with the number lost.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _EXACT = 40  # sign flips of up to this many seeds are counted, those of more ar
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where the true mean may lie.
+    """A mean with its confidence interval.
 
     Args:
         n: Number of values, lost ones included.
-        lost: How many of them are not finite: the trial diverged or failed.
+        lost: Number of values that are not finite: the trial diverged or failed.
         mean: Their mean; NaN if any is lost.
         sd: Their standard deviation, NaN if any is lost or there is only one.
         low: Lower end of the interval; NaN where there is none.
@@ -61,7 +62,7 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
 
     Args:
         values: One value for each seed. A trial that did not finish is NaN or infinite.
-        level: How often the interval should cover the true mean.
+        level: Coverage of the interval.
 
     Returns:
         An `Interval`. A single seed has no interval, a lost seed leaves no mean.
@@ -80,7 +81,7 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
     mean = float(each.mean())
     if len(each) == 1:
         return Interval(1, 0, mean, math.nan, math.nan, math.nan, "")
-    if np.ptp(each) == 0:  # the seed changes nothing: no scatter, whatever rounding says
+    if np.ptp(each) == 0:  # exactly zero, without rounding errors
         return Interval(len(each), 0, float(each[0]), 0.0, float(each[0]), float(each[0]), "t")
     sd = float(each.std(ddof=1))
     error = sd / math.sqrt(len(each))
@@ -93,7 +94,7 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
 
 
 def _studentised(each: FloatArray, level: float) -> tuple[float, float]:
-    """Quantiles of (true mean - mean) / error; infinite if the values repeat too much to tell."""
+    """Quantiles of (true mean - mean) / error; infinite if too many values are equal."""
     n = len(each)
     rng = np.random.default_rng(0)  # the same values have the same interval
     drawn = each[rng.integers(0, n, (_RESAMPLES, n))]
@@ -108,20 +109,11 @@ def _studentised(each: FloatArray, level: float) -> tuple[float, float]:
 
 
 def sign_flip(differences: ArrayLike) -> float:
-    """Two-sided p value: how often random signs make the sum as far from zero as it is.
+    """Two-sided p value: the fraction of random signs whose sum is as far from zero.
 
-    It assumes nothing but that, were the rules equal, each difference could as well have the other sign. All sign
-    patterns are counted, so that n seeds can give no p below ``2 / 2**n``: 0.25 for three, 0.0625 for five.
-
-    Args:
-        differences: One for each seed, finite.
-
-    Returns:
-        The p value: exact up to 40 seeds, sampled beyond.
-
-    Examples:
-        >>> sign_flip([1.0, 2.0, 3.0])
-        0.25
+    It assumes only that, if the rules are equal, each difference is as likely with the other sign.
+    All sign patterns are counted, so the p value of n seeds is at least ``2 / 2**n``: 0.25 for
+    three, 0.0625 for five. It is exact up to 40 seeds, sampled beyond.
     """
     size = np.abs(np.asarray(differences, dtype=np.float64).ravel())
     observed = abs(float(np.sum(differences)))
@@ -132,7 +124,7 @@ def sign_flip(differences: ArrayLike) -> float:
     if len(size) > _EXACT:
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (_RESAMPLES, len(size)))
         return (1 + int((np.abs(signs @ size) >= bound).sum())) / (1 + _RESAMPLES)
-    # Every sum is one of the first half plus one of the second: counted by search, not one by one.
+    # Every sum is one of the first half plus one of the second: counted by binary search.
     left, right = (_signed_sums(half) for half in np.array_split(size, 2))
     right.sort()
     above = len(right) - np.searchsorted(right, bound - left, side="left")
@@ -148,18 +140,7 @@ def _signed_sums(size: FloatArray) -> FloatArray:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's correction: the p values of many tests, such that any below 0.05 is at most a 5 % risk of all.
-
-    Args:
-        p: One for each test; NaN for a test that could not be made, which then does not count.
-
-    Returns:
-        The corrected values, in the same order.
-
-    Examples:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
+    """Holm's correction of p values for multiple tests; NaN for a test that was not made."""
     made = [i for i, value in enumerate(p) if not math.isnan(value)]
     corrected, highest = [math.nan] * len(p), 0.0
     for rank, i in enumerate(sorted(made, key=lambda i: p[i])):

@@ -1,7 +1,8 @@
-"""Two rules on the same seeds: the mean difference, who is ahead on each seed, and the odds.
+"""Paired comparisons of rules on the same seeds.
 
-The seed decides the start and the order of the batches, for every rule alike. So the scatter that two rules share
-drops out of their difference, and a paired comparison sees more than two intervals side by side.
+The seed determines the initial weights and the order of the batches, for every rule. The
+scatter that two rules share cancels in their difference, so a paired comparison is more sensitive
+than two intervals side by side.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Comparison:
         first: Name of one rule.
         second: Name of the other.
         difference: Mean of second minus first with its interval; NaN if a seed of either was lost.
-        ahead: On how many seeds the first is better; a lost seed is worse than any other.
-        equal: On how many they are equal, or both lost.
-        behind: On how many the second is better.
+        ahead: Number of seeds on which the first is better; a lost seed is worse than any other.
+        equal: Number of seeds on which they are equal, or both lost.
+        behind: Number of seeds on which the second is better.
         p: Exact two-sided sign-flip p value; of ranks, if a seed was lost.
         p_holm: The same, corrected for all pairs of the task (Holm).
         p_t: The paired t test's p value, which goes with the interval; NaN if a seed was lost.
@@ -49,28 +50,28 @@ class Comparison:
 
     @property
     def alone(self) -> bool:
-        """Whether this interval, by itself, leaves out zero."""
+        """Whether the interval of this pair excludes zero, without a correction."""
         return self.difference.low > 0 or self.difference.high < 0
 
     @property
     def apart(self) -> bool:
-        """Whether the seeds can tell the two apart, among all pairs of the task that were looked at."""
+        """Whether they are statistically distinguishable, corrected for all pairs of the task."""
         return self.alone and self.p_t_holm < 0.05
 
 
 def compare(
     first: ArrayLike, second: ArrayLike, better: Better = "lower", names: tuple[str, str] = ("", "")
 ) -> Comparison:
-    """Hold two rules against each other, seed by seed.
+    """Compare two rules, seed by seed.
 
     Args:
         first: Values of one rule, one for each seed; NaN or infinite where the trial was lost.
         second: Values of the other, on the same seeds in the same order.
         better: Whether ``"lower"`` or ``"higher"`` values are better.
-        names: What to call them.
+        names: Their names.
 
     Returns:
-        A `Comparison`, with p values as yet uncorrected.
+        A `Comparison`, with uncorrected p values.
 
     Examples:
         >>> found = compare([0.10, 0.12, 0.11, 0.13], [0.12, 0.15, 0.12, 0.14])
@@ -80,8 +81,8 @@ def compare(
     one, two = (np.asarray(values, dtype=np.float64).ravel() for values in (first, second))
     if len(one) != len(two):
         raise ValueError(
-            f"One rule has {len(one)} seeds and the other {len(two)}, but a paired comparison needs the "
-            "same seeds of both: leave out those that only one of them has."
+            f"One rule has {len(one)} seeds and the other {len(two)}, but a paired comparison "
+            "needs the same seeds of both: leave out those that only one of them has."
         )
     sign = 1.0 if better == "lower" else -1.0
     costs = [np.where(np.isfinite(values), sign * values, math.inf) for values in (one, two)]
@@ -96,27 +97,16 @@ def compare(
         size = np.where(worse == 0, 0.0, np.where(known, np.abs(np.nan_to_num(gap)), math.inf))
         p, p_t = sign_flip(worse * _ranks(size)), math.nan
     ahead, behind = int((worse > 0).sum()), int((worse < 0).sum())
-    return Comparison(
-        *names, difference, ahead, len(one) - ahead - behind, behind, p, p, p_t, p_t
-    )  # fmt: skip
+    counts = ahead, len(one) - ahead - behind, behind
+    return Comparison(*names, difference, *counts, p, p, p_t, p_t)
 
 
 def compare_all(
     values: Mapping[str, Mapping[int, float]], better: Better = "lower"
 ) -> list[Comparison]:
-    """Every pair of rules on the seeds that both have, corrected for the number of pairs.
+    """Compare every pair of rules on the seeds that both have, corrected for the number of pairs.
 
-    Args:
-        values: For each rule, the value of each seed; NaN where the trial was lost.
-        better: Whether ``"lower"`` or ``"higher"`` values are better.
-
-    Returns:
-        A `Comparison` for each pair that shares a seed, in the order of ``values``.
-
-    Examples:
-        >>> rules = {"a": {1: 0.1, 2: 0.2}, "b": {1: 0.2, 2: 0.4}, "c": {1: 0.3, 2: 0.3, 3: 0.1}}
-        >>> [(pair.first, pair.second, pair.difference.n) for pair in compare_all(rules)]
-        [('a', 'b', 2), ('a', 'c', 2), ('b', 'c', 2)]
+    ``values`` has the value of each seed for each rule; NaN where the trial was lost.
     """
     pairs = []
     for one, two in itertools.combinations(values, 2):

@@ -1,4 +1,9 @@
-"""How much a setting matters: the range of it that is nearly as good as the best, and the edges of a grid."""
+"""Where a curve crosses a value: the time to a target, and the range of good learning rates.
+
+A metric is known only where the model was evaluated; between two evaluations it is interpolated
+linearly. A run that never reaches the target has no time to it, only a bound. Leaving it out would
+favor the rule that fails more often, so the fraction that reached the target goes with the time.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +16,56 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lossnav._base.checks import FloatArray
-from lossnav.studies.statistics import Better
+from lossnav.studies.statistics import Better, Interval, interval
+
+
+def first_reach(x: ArrayLike, values: ArrayLike, target: float, better: Better = "lower") -> float:
+    """Where a curve first reaches the target, by linear interpolation between evaluations.
+
+    ``x`` is the step or second of each evaluation, increasing. Values that are not finite have not
+    reached the target; infinity if none has. If the first evaluation reaches it, its place.
+    """
+    place = np.asarray(x, dtype=np.float64).ravel()
+    sign = 1.0 if better == "lower" else -1.0
+    above = sign * (np.asarray(values, dtype=np.float64).ravel() - target)
+    reached = np.flatnonzero(np.isfinite(above) & (above <= 0))
+    if not len(reached):
+        return math.inf
+    i = int(reached[0])
+    if i == 0 or not np.isfinite(above[i - 1]):
+        return float(place[i])
+    share = above[i - 1] / (above[i - 1] - above[i])
+    return float(place[i - 1] + share * (place[i] - place[i - 1]))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Time to a target over ``n`` seeds.
+
+    The median is NaN if fewer than half of the seeds reached it, the mean unless all did.
+    """
+
+    n: int
+    reached: int
+    median: float
+    mean: Interval
+
+
+def reach(times: ArrayLike) -> Reach:
+    """Summarize the times of all seeds to a target; infinite where it was not reached."""
+    each = np.sort(np.asarray(times, dtype=np.float64).ravel())
+    reached = int(np.isfinite(each).sum())
+    # The middle two are averaged by hand: the mean of a number and infinity is not a median.
+    middle = each[[(len(each) - 1) // 2, len(each) // 2]] if len(each) else np.array([math.nan])
+    median = float(middle.mean()) if np.isfinite(middle).all() else math.nan
+    return Reach(len(each), reached, median, interval(each))
 
 
 @dataclass(frozen=True)
 class Range:
     """The values of a setting that are nearly as good as the best.
 
-    Args:
-        best: The best value tried.
-        low: Where the range begins.
-        high: Where it ends.
-        open_low: Whether it begins at the grid's edge, so that it may go on below.
-        open_high: Whether it ends at the grid's edge.
+    An end is open if it is the grid's edge, so that the range may continue beyond.
     """
 
     best: float
@@ -34,7 +76,7 @@ class Range:
 
     @property
     def factor(self) -> float:
-        """How many times the lowest value the highest is; a lower bound if an end is open."""
+        """Ratio of the upper to the lower end; a lower bound if an end is open."""
         return self.high / self.low
 
 
@@ -43,22 +85,9 @@ def usable_range(
 ) -> Range | None:
     """The range around the best value in which the metric stays within ``distance`` of the best.
 
-    Between two values of the grid the metric is taken to be linear in the logarithm of the setting. It ends
-    at the last finished value if the next one diverged: how far it went on towards it is not known.
-
-    Args:
-        x: Values of the setting, positive, in any order.
-        values: The metric at each; NaN or infinite where it diverged.
-        distance: How far from the best is still good, in units of the metric.
-        better: Whether ``"lower"`` or ``"higher"`` values are better.
-
-    Returns:
-        A `Range`, or None if nothing finished.
-
-    Examples:
-        >>> found = usable_range([0.01, 0.1, 1.0, 10.0], [3.0, 1.0, 2.0, float("nan")], distance=0.5)
-        >>> round(found.low, 4), found.best, round(found.high, 4)
-        (0.0562, 0.1, 0.3162)
+    ``x`` are positive, in any order; ``values`` are NaN or infinite where it diverged. Between two
+    of them the metric is interpolated linearly in the logarithm of ``x``. The range ends at the
+    last finished value if the next one diverged; it is None if nothing finished.
     """
     tried = np.asarray(x, dtype=np.float64)
     order = np.argsort(tried)
@@ -76,7 +105,7 @@ def usable_range(
 
 
 def _end(tried: FloatArray, cost: FloatArray, bound: float) -> tuple[float, bool]:
-    """Walk away from the best to where the cost passes the bound, and whether the grid ended first."""
+    """Where the cost first exceeds the bound, away from the best; whether the grid ended first."""
     for j in range(1, len(cost)):
         if cost[j] > bound:
             rise = cost[j] - cost[j - 1]
@@ -88,20 +117,9 @@ def _end(tried: FloatArray, cost: FloatArray, bound: float) -> tuple[float, bool
 def edges(
     point: Mapping[str, Any], grid: Iterable[Mapping[str, Any]]
 ) -> dict[str, Literal["lowest", "highest"]]:
-    """The settings of a chosen point that lie on the edge of the grid it was chosen from.
+    """The settings of a chosen point that lie on the edge of its grid, and at which end.
 
-    The best value may then lie beyond. Settings that are not numbers have no edge, nor have those with one value.
-
-    Args:
-        point: The chosen point.
-        grid: All points that were tried.
-
-    Returns:
-        For each such setting, at which end it lies.
-
-    Examples:
-        >>> edges({"lr": 0.1, "beta": 0.9}, [{"lr": lr, "beta": 0.9} for lr in (0.001, 0.01, 0.1)])
-        {'lr': 'highest'}
+    The best value may then lie beyond. Settings that are not numbers, or have one value, have none.
     """
     points = list(grid)
     found: dict[str, Literal["lowest", "highest"]] = {}
@@ -113,5 +131,5 @@ def edges(
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a number; True and False are choices, not numbers."""
+    """Whether a setting is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

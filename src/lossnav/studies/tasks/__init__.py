@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lossnav._base import checks
-from lossnav.studies.spec import names
+from lossnav.studies.spec import lookup
 from lossnav.studies.tasks.base import Better, Split, Task, task_of
 from lossnav.studies.tasks.convex import LogisticRegression, NoisyQuadratic
 from lossnav.studies.tasks.images import Convolutions, Layers
-from lossnav.studies.tasks.permuted import PermutedLabels, PermutedPixels
-from lossnav.studies.tasks.slow_bits import SlowBits
+from lossnav.studies.tasks.streams import PermutedLabels, PermutedPixels, SlowBits
 from lossnav.studies.tasks.text import Characters
 
 __all__ = ["BUILTIN", "Better", "Split", "Task", "named", "task_of"]
@@ -36,7 +35,8 @@ def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
     """The task of that kind, made with those settings.
 
     Args:
-        kind: A key of `BUILTIN`, or ``module:name``: a subclass of `Task`, or a function that returns one.
+        kind: A key of `BUILTIN`, or ``module:name`` of a subclass of `Task` or of a function that
+            returns one.
         settings: Its arguments, by name.
 
     Examples:
@@ -46,30 +46,26 @@ def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
         Traceback (most recent call last):
         ...
         ValueError: There is no built-in task named 'digit'. Did you mean 'digits'?
-        >>> named("noisy-quadratic", {"dimensions": 3})
-        Traceback (most recent call last):
-        ...
-        ValueError: The task 'noisy-quadratic' has no setting 'dimensions'. Did you mean 'dimension'? It takes: dimension, condition, noise, rotated, problem, epoch_steps.
     """
     settings, what = dict(settings or {}), f"The task {kind!r}"
     if ":" in kind:
-        make = names.locate(kind)
+        make = lookup.locate(kind)
         if not callable(make):
             raise ValueError(
                 f"{what} is a {type(make).__name__}, but it must be a Task or a function."
             )
     else:
         make = BUILTIN[checks.choice("built-in task", kind, BUILTIN)]
-    names.check_settings(what, settings, names.accepted(make))
-    missing = names.needed(make, settings)
+    lookup.check_settings(what, settings, lookup.accepted(make))
+    missing = lookup.needed(make, settings)
     if missing:
         raise ValueError(f"{what} needs the setting {missing[0]!r}, which is not given.")
     if ":" in kind:
-        task = names.made(what, make, **settings)
+        task = lookup.made(what, make, **settings)
     else:
         try:
             task = make(**settings)
-        except TypeError as error:  # one of ours: a value of the wrong kind, in a sentence
+        except TypeError as error:  # a built-in task refuses a value in a sentence
             raise ValueError(str(error)) from None
     if not isinstance(task, Task):
         raise ValueError(f"{what} returned a {type(task).__name__}, but it must return a Task.")

@@ -1,33 +1,35 @@
-"""What a task must say of itself: a model, batches, a loss, and how to judge the model."""
+"""The interface of a task: a model, batches, a loss, and the evaluation of the model."""
 
 from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 
 Split = Literal["validation", "test"]
 Better = Literal["lower", "higher"]
+BETTER: dict[str, Better] = {"loss": "lower", "accuracy": "higher"}
 MOST_BATCHES = 1_000_000
-"""A pass of more batches than this is taken for endless."""
+"""A pass with more batches than this counts as endless."""
 
 
 class Task(abc.ABC):
     """A training problem. A study trains it once for each rule, setting and seed.
 
-    The harness seeds torch before `model` is called, gives `batches` a generator of its own, and turns
-    gradients on and off; a task never deals with rules, schedules, seeds or files.
+    The harness seeds torch before it calls `model`, gives `batches` a generator of its own, and
+    turns gradients on and off; a task never deals with rules, schedules, seeds or files.
 
     Attributes:
-        metric: Name of the number that decides, a key of what `evaluate` returns.
+        metric: Name of the metric that rules are compared by, a key of the dict from `evaluate`.
         better: Whether a ``"lower"`` or a ``"higher"`` value of it is better.
-        splits: What `evaluate` can judge by. Without ``"validation"`` a rule cannot be tuned.
-        loss_kind: The loss as a rule's ``watch(model, loss)`` knows it: ``"cross_entropy"``,
-            ``"binary_cross_entropy"`` or ``"mse"``, the mean over a batch of the model's outputs; None says nothing.
-        watchable: Whether the model's outputs and the loss are those of whole batches, as such a rule needs them.
+        splits: The splits that `evaluate` knows. Without ``"validation"`` a rule cannot be tuned.
+        loss_kind: The loss in terms of a rule's ``watch(model, loss)``: ``"cross_entropy"``,
+            ``"binary_cross_entropy"`` or ``"mse"``, averaged over a batch; None if it is another.
+        watchable: Whether the model's outputs and the loss are those of whole batches, as such a
+            rule needs them.
 
     Examples:
         >>> class Line(Task):
@@ -55,7 +57,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def model(self) -> torch.nn.Module:
-        """A new model, with random weights drawn from torch's own generator."""
+        """A new model, with random weights from torch's own generator."""
 
     @abc.abstractmethod
     def batches(self, rng: torch.Generator) -> Iterable[Any]:
@@ -67,19 +69,16 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, model: torch.nn.Module, split: Split) -> dict[str, float]:
-        """Numbers of a model, by name, on data it was not trained on; no gradients are kept."""
+        """Metrics of a model, by name, on data it was not trained on; called without gradients."""
 
     def batch_count(self) -> int:
-        """Batches in one pass: what an epoch is.
-
-        Here one pass is made to count them; a task that knows may say so and save that time.
-        """
+        """Number of batches in an epoch; counted in one pass, unless a task overrides this."""
         found = self.batches(torch.Generator().manual_seed(0))
         count = sum(1 for _ in itertools.islice(found, MOST_BATCHES + 1))
         if count > MOST_BATCHES:
             raise ValueError(
-                f"A pass over the batches of {type(self).__name__} has more than {MOST_BATCHES:,}. If it "
-                "is endless, give the budget in steps, not in epochs."
+                f"A pass over the batches of {type(self).__name__} has more than {MOST_BATCHES:,}. "
+                "If it is endless, give the budget in steps, not in epochs."
             )
         return count
 
@@ -87,21 +86,10 @@ class Task(abc.ABC):
 class _FunctionTask(Task):
     """A task made of functions; see `task_of`."""
 
-    def __init__(self, functions: Mapping[str, Any], **attributes: Any) -> None:
-        self._functions = functions
+    def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
 
-    def model(self) -> torch.nn.Module:
-        return self._functions["model"]()
-
-    def batches(self, rng: torch.Generator) -> Iterable[Any]:
-        return self._functions["batches"](rng)
-
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        return self._functions["loss"](model, batch)
-
-    def evaluate(self, model: torch.nn.Module, split: Split) -> dict[str, float]:
-        return self._functions["evaluate"](model, split)
+    model = batches = loss = evaluate = None  # type: ignore[assignment]
 
 
 def task_of(
@@ -114,7 +102,7 @@ def task_of(
     better: Better = "lower",
     splits: tuple[Split, ...] = ("validation", "test"),
 ) -> Task:
-    """A task from functions, without a class; each argument is what `Task` has under that name.
+    """A task from functions, without a class; each argument is as the attribute of `Task`.
 
     Examples:
         >>> points = torch.linspace(-1, 1, 64)[:, None]
@@ -135,4 +123,43 @@ def task_of(
             raise TypeError(
                 f"{name} must be a function, but a {type(function).__name__} was given."
             )
-    return _FunctionTask(functions, metric=metric, better=better, splits=tuple(splits))
+    return _FunctionTask(**functions, metric=metric, better=better, splits=tuple(splits))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def loss_and_accuracy(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+    """Mean cross-entropy and accuracy over parts of a split, each as scores and classes."""
+    loss, right, count = 0.0, 0, 0
+    for scores, classes in parts:
+        loss += float(torch.nn.functional.cross_entropy(scores, classes, reduction="sum"))
+        right += int((scores.argmax(1) == classes).sum())
+        count += len(classes)
+    return {"loss": loss / count, "accuracy": right / count}
+
+
+def check_whole(task: Task, *names: str) -> None:
+    """Refuse attributes that are not whole numbers, one or more."""
+    for name in names:
+        whole(name, getattr(task, name))
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, one or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
+    return value
+
+
+def widths(name: str, given: Any) -> tuple[int, ...]:
+    """The widths of layers."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ValueError(f"{name} is {given!r}, but it must be a list of widths, such as [64].")
+    return tuple(whole(f"A width of {name}", width) for width in given)
+
+
+def full_layers(sizes: Sequence[int]) -> list[torch.nn.Module]:
+    """Fully connected layers with ReLU between them."""
+    layers: list[torch.nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+    return layers[:-1]

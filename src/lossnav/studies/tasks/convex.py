@@ -1,9 +1,10 @@
-"""Convex problems, quick to train and fully known: a noisy quadratic, and logistic regression."""
+"""Convex problems that train fast: a noisy quadratic, and logistic regression."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,26 +12,26 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lossnav._base import checks
-from lossnav.studies.tasks.base import Split, Task
-from lossnav.studies.tasks.images import BETTER, whole
+from lossnav.studies.tasks.base import BETTER, Split, Task, check_whole
 
 
 class Point(nn.Module):  # type: ignore[misc]
-    """A model that is nothing but its parameters, drawn from a standard normal distribution."""
+    """A model that is only its parameters, drawn from a standard normal distribution."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
         self.theta = nn.Parameter(torch.randn(dimension))
 
 
+@dataclass(kw_only=True, eq=False)
 class NoisyQuadratic(Task):
-    r"""A quadratic loss whose gradient is seen through noise.
+    r"""A quadratic loss with noisy gradients.
 
     .. math:: L(\theta)=\tfrac12(\theta-\theta_*)^TH(\theta-\theta_*),\qquad
               \hat g=\nabla L+\xi,\quad\xi\sim N(0,\mathrm{noise}^2H).
 
-    The eigenvalues of H go from ``1 / condition`` to 1, evenly in their logarithm. The metric ``loss``
-    is L itself, without noise: what is lost to the best point. Both splits are the same.
+    The eigenvalues of H go from ``1 / condition`` to 1, evenly in their logarithm. The metric
+    ``loss`` is L itself, without noise. Both splits are the same.
 
     Args:
         dimension: Number of parameters.
@@ -44,42 +45,32 @@ class NoisyQuadratic(Task):
         >>> task = NoisyQuadratic(dimension=3, condition=100.0)
         >>> torch.linalg.eigvalsh(task.H.double())
         tensor([0.0100, 0.1000, 1.0000], dtype=torch.float64)
-        >>> model = Point(3)
-        >>> _ = model.theta.data.copy_(task.minimum)
-        >>> task.evaluate(model, "test")
-        {'loss': 0.0}
     """
 
-    def __init__(
-        self,
-        *,
-        dimension: int = 100,
-        condition: float = 1e3,
-        noise: float = 0.1,
-        rotated: bool = True,
-        problem: int = 0,
-        epoch_steps: int = 100,
-    ) -> None:
-        self.dimension = whole("dimension", dimension)
-        self.epoch_steps = whole("epoch_steps", epoch_steps)
-        self.noise = checks.non_negative("noise", noise)
-        values = _spectrum(condition, self.dimension)
-        rng = torch.Generator().manual_seed(problem)
-        vectors = _axes(self.dimension, rng, rotated)
+    dimension: int = 100
+    condition: float = 1e3
+    noise: float = 0.1
+    rotated: bool = True
+    problem: int = 0
+    epoch_steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_whole(self, "dimension", "epoch_steps")
+        checks.non_negative("noise", self.noise)
+        values = _spectrum(self.condition, self.dimension)
+        rng = torch.Generator().manual_seed(self.problem)
+        vectors = _axes(self.dimension, rng, self.rotated)
         self.minimum = torch.randn(self.dimension, generator=rng)
         self.H = ((vectors * values) @ vectors.T).float()
         self._noise = (self.noise * vectors * values.sqrt()).float()
 
     def model(self) -> nn.Module:
-        """A point, drawn from a standard normal distribution."""
         return Point(self.dimension)
 
     def batch_count(self) -> int:
-        """Steps that count as an epoch."""
         return self.epoch_steps
 
     def batches(self, rng: torch.Generator) -> Iterator[Tensor]:
-        """The noise of each gradient."""
         for _ in range(self.epoch_steps):
             yield self._noise @ torch.randn(self.dimension, generator=rng)
 
@@ -94,73 +85,60 @@ class NoisyQuadratic(Task):
         return {"loss": float(x @ (self.H.double() @ x) / 2)}
 
 
+@dataclass(kw_only=True, eq=False)
 class LogisticRegression(Task):
-    """Two classes by a linear model, from features of very unequal size that lie along no axis.
+    """Two classes by a linear model, with badly scaled features in rotated directions.
 
-    The examples are drawn once, by ``problem``: features from a normal distribution whose covariance has
-    eigenvalues from ``1 / condition`` to 1 in random directions, and classes from a logistic model with
-    random weights.
+    The examples are drawn once, by ``problem``: features from a normal distribution whose
+    covariance has eigenvalues from ``1 / condition`` to 1 in random directions, and classes from a
+    logistic model with random weights.
 
     Args:
         dimension: Number of features.
         condition: Ratio of the largest to the smallest variance.
-        examples: Examples for training; as many are drawn for validation, and for the test.
+        examples: Examples for training, and as many each for validation and test.
         batch_size: Examples of one step.
         problem: Seed of the examples.
-        metric: ``"loss"`` (cross-entropy, in nats) or ``"accuracy"``: which of the two decides.
-
-    Examples:
-        >>> task = LogisticRegression(dimension=5, examples=1000)
-        >>> task.batch_count(), sorted(task.evaluate(task.model(), "test"))
-        (10, ['accuracy', 'loss'])
+        metric: The metric to compare by: ``"loss"`` (cross-entropy, in nats) or ``"accuracy"``.
     """
 
-    def __init__(
-        self,
-        *,
-        dimension: int = 50,
-        condition: float = 1e3,
-        examples: int = 2000,
-        batch_size: int = 100,
-        problem: int = 0,
-        metric: str = "loss",
-    ) -> None:
-        self.dimension, count = whole("dimension", dimension), whole("examples", examples)
-        self.batch_size = whole("batch_size", batch_size)
-        self.metric = checks.choice("metric", str(metric), BETTER)
-        self.better = BETTER[self.metric]
-        values = _spectrum(condition, self.dimension)
-        rng = torch.Generator().manual_seed(problem)
+    dimension: int = 50
+    condition: float = 1e3
+    examples: int = 2000
+    batch_size: int = 100
+    problem: int = 0
+    metric: str = "loss"
+
+    def __post_init__(self) -> None:
+        check_whole(self, "dimension", "examples", "batch_size")
+        self.better = BETTER[checks.choice("metric", str(self.metric), BETTER)]
+        values = _spectrum(self.condition, self.dimension)
+        rng = torch.Generator().manual_seed(self.problem)
         turn = values.sqrt()[:, None] * _axes(self.dimension, rng, rotated=True).T
-        # In the turned axes all weights matter alike: small features have large weights.
+        # In the rotated axes all weights matter equally: small features have large weights.
         weights = torch.linalg.solve(turn, torch.randn(self.dimension, generator=rng).double())
         self._parts: dict[str, tuple[Tensor, Tensor]] = {}
         for part in ("train", "validation", "test"):
-            x = torch.randn(count, self.dimension, generator=rng).double() @ turn
+            x = torch.randn(self.examples, self.dimension, generator=rng).double() @ turn
             chance = torch.sigmoid(2 * x @ weights / math.sqrt(self.dimension))
-            y = torch.rand(count, generator=rng).double() < chance
+            y = torch.rand(self.examples, generator=rng).double() < chance
             self._parts[part] = x.float(), y.float()
 
     def model(self) -> nn.Module:
-        """A linear model."""
         return nn.Linear(self.dimension, 1)
 
     def batch_count(self) -> int:
-        """Batches in one pass."""
-        return -(-len(self._parts["train"][0]) // self.batch_size)
+        return -(-self.examples // self.batch_size)
 
     def batches(self, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every training example once, in random order."""
         x, y = self._parts["train"]
         for rows in torch.randperm(len(x), generator=rng).split(self.batch_size):
             yield x[rows], y[rows]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross-entropy of a batch."""
         return binary_cross_entropy_with_logits(model(batch[0]).squeeze(1), batch[1])
 
     def evaluate(self, model: nn.Module, split: Split) -> dict[str, float]:
-        """``loss`` and ``accuracy`` over the whole split."""
         x, y = self._parts[split]
         with torch.no_grad():
             scores = model(x).squeeze(1)

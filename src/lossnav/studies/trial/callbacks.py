@@ -1,7 +1,7 @@
-"""Watch a study's trials elsewhere: TensorBoard, Weights & Biases, MLflow. Off unless asked for by name.
+"""Callbacks that log a study's trials to TensorBoard, Weights & Biases or MLflow, if asked to.
 
-A callback only listens. Whatever goes wrong in it (no network, a full disk, a server that refuses) is said once on
-stderr, and the training goes on without it.
+An error in a callback (no network, a full disk, a server that refuses) is printed once to stderr,
+and the training continues without it. Each imports its package when a trial starts, not before.
 """
 
 from __future__ import annotations
@@ -9,32 +9,23 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lossnav._base import checks
-from lossnav.studies.trial.records import Result, Trial
+from lossnav.studies.trial import Result, Trial
 
 Factory = Callable[[], "Callback"]
 
 
 class Callback:
-    """Listens to one trial. Override what you need; the methods of this class do nothing.
-
-    Examples:
-        >>> class Count(Callback):
-        ...     steps = 0
-        ...     def step(self, trial, step, loss):
-        ...         self.steps += 1
-        >>> count = Count()
-        >>> count.step(None, 1, 0.5)
-        >>> count.steps
-        1
-    """
+    """Listens to one trial. Override what you need; the methods of this class do nothing."""
 
     def started(self, trial: Trial) -> None:
         """The trial begins."""
@@ -50,111 +41,63 @@ class Callback:
 
 
 def named(names: Sequence[str], folder: Path | str) -> list[Factory]:
-    """Factories of callbacks, which can be sent to other processes and called there, once for each trial.
-
-    Args:
-        names: ``"tensorboard"``, ``"wandb"`` and ``"mlflow"``.
-        folder: The study's folder, where they write. Nothing is written yet.
-
-    Returns:
-        One factory for each name; what it makes never raises.
+    """Factories of callbacks that write to a study's folder, for other processes to call.
 
     Raises:
         ValueError: The name is unknown, or its package is not installed.
 
     Examples:
-        >>> named([], "studies/quick")
-        []
         >>> named(["tensorbord"], "studies/quick")
         Traceback (most recent call last):
         ...
         ValueError: There is no callback named 'tensorbord'. Did you mean 'tensorboard'?
     """
-    found: list[Factory] = []
-    for name in dict.fromkeys(names):
-        checks.choice("callback", name, list(_KINDS))
-        if not _installed(_KINDS[name]):
+    place = str(Path(folder).resolve())
+    for name in names:
+        checks.choice("callback", name, TRACKERS)
+        if importlib.util.find_spec(name) is None:
+            package = "mlflow-skinny" if name == "mlflow" else name
             raise ValueError(
-                f"The callback {name!r} needs a package that is not installed: pip install {_PIP[name]}"
+                f"The callback {name!r} needs a package that is not installed: "
+                f"pip install {package}"
             )
-        found.append(functools.partial(Guarded, name, str(Path(folder).resolve())))
-    return found
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    return [functools.partial(Guarded, name, place) for name in dict.fromkeys(names)]
 
 
 class Guarded(Callback):
-    """A callback by name that is made when its trial starts, and dropped with a sentence if it fails.
+    """A callback by name, created when its trial starts, and dropped with a message if it fails."""
 
-    Args:
-        name: One of those that `named` knows.
-        folder: The study's folder.
-    """
-
-    _told: set[str] = set()  # noqa: RUF012  one sentence for each kind and process, not for each trial
+    _reported: set[str] = set()  # noqa: RUF012  one message for each name and process
 
     def __init__(self, name: str, folder: str) -> None:
         self.name, self.folder = name, Path(folder)
         self.inner: Callback | None = None
 
-    def started(self, trial: Trial) -> None:
-        self._try(self._begin, trial)
-
-    def step(self, trial: Trial, step: int, loss: float) -> None:
-        if self.inner is not None:
-            self._try(self.inner.step, trial, step, loss)
-
-    def evaluated(self, trial: Trial, step: int, metrics: Mapping[str, float]) -> None:
-        if self.inner is not None:
-            self._try(self.inner.evaluated, trial, step, metrics)
-
-    def finished(self, result: Result) -> None:
-        if self.inner is not None:
-            self._try(self.inner.finished, result)
-
-    def _begin(self, trial: Trial) -> None:
-        self.inner = _make(self.name, self.folder)
-        self.inner.started(trial)
-
-    def _try(self, method: Callable[..., None], *args: Any) -> None:
+    def _call(self, method: str, *args: Any) -> None:
         try:
-            method(*args)
+            if method == "started":
+                self.inner = TRACKERS[self.name](self.folder)
+            if self.inner is not None:
+                getattr(self.inner, method)(*args)
         except Exception as error:
             self.inner = None
-            if self.name not in self._told:
-                self._told.add(self.name)
+            if self.name not in self._reported:
+                self._reported.add(self.name)
                 reason = " ".join(str(error).split())[:300] or "no reason given"
-                print(
-                    f"The callback {self.name} failed and is left out: {type(error).__name__}: {reason}",
-                    file=sys.stderr,
-                )
+                what = f"{type(error).__name__}: {reason}"
+                print(f"The callback {self.name} failed and is dropped: {what}", file=sys.stderr)
 
-
-def _make(name: str, folder: Path) -> Callback:
-    from lossnav.studies.trial import trackers
-
-    return trackers.TRACKERS[name](folder)
+    started = functools.partialmethod(_call, "started")
+    step = functools.partialmethod(_call, "step")
+    evaluated = functools.partialmethod(_call, "evaluated")
+    finished = functools.partialmethod(_call, "finished")
 
 
 def title(trial: Trial) -> str:
-    """A name for a trial that is the same in every tracker, and fit for a path.
-
-    Examples:
-        >>> trial = Trial("my task", "sgd", "digits", {}, "torch.optim.SGD", {}, {"lr": 0.1}, 3, "tuning", steps=9)
-        >>> title(trial).rsplit("-", 1)[0]
-        'my_task/sgd/tuning-lr_0.1-seed_3'
-    """
+    """A name for a trial that is the same in every tracker, and valid in a path."""
     settings = "-".join(f"{key}_{value}" for key, value in trial.point.items())
-    parts = [
-        trial.task,
-        trial.rule,
-        f"{trial.phase}-{settings}-seed_{trial.seed}".replace("--", "-"),
-    ]
+    last = f"{trial.phase}-{settings}-seed_{trial.seed}".replace("--", "-")
+    parts = (trial.task, trial.rule, last)
     safe = [re.sub(r"[^\w.+=-]+", "_", part)[:80].strip(".") or "_" for part in parts]
     return "/".join(safe) + f"-{trial.key[:8]}"
 
@@ -164,5 +107,129 @@ def facts(trial: Trial) -> dict[str, Any]:
     return {"key": trial.key, **json.loads(json.dumps(asdict(trial), default=str))}
 
 
-_KINDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-_PIP = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+def study_name(folder: Path) -> str:
+    """The study's name, or else that of its folder."""
+    try:
+        return str(json.loads((folder / "study.json").read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder.name
+
+
+class Tracker(Callback):
+    """Logs the losses and metrics of a trial as named values at a step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def step(self, trial: Trial, step: int, loss: float) -> None:
+        self.log({"training/loss": loss}, step)
+
+    def evaluated(self, trial: Trial, step: int, metrics: Mapping[str, float]) -> None:
+        split = "validation" if trial.phase == "tuning" else "test"
+        self.log({f"{split}/{name}": value for name, value in metrics.items()}, step)
+
+
+class TensorBoard(Tracker):
+    """Event files under ``tensorboard/`` of the study's folder, one folder for each trial."""
+
+    def started(self, trial: Trial) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder / "tensorboard" / title(trial)))
+        self.writer.add_text("trial", f"```\n{json.dumps(facts(trial), indent=2)}\n```")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finished(self, result: Result) -> None:
+        self.log({f"cost/{name}": value for name, value in result.cost.items()}, 0)
+        self.writer.add_text("status", f"{result.status} {result.reason}".strip())
+        self.writer.close()
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases for each trial, in a project of the study's name.
+
+    Its own settings apply: ``WANDB_MODE=offline`` writes to ``wandb/`` of the study's folder.
+    """
+
+    def started(self, trial: Trial) -> None:
+        import wandb
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or study_name(self.folder),
+            name=title(trial),
+            group=f"{trial.task}/{trial.rule}",
+            job_type=trial.phase,
+            # Not random: the trial has seeded every generator, and two runs would get the same.
+            id=f"{trial.key}-{time.time_ns():x}",
+            dir=str(self.folder),
+            config=facts(trial),
+            reinit="finish_previous",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Steps are a metric: losses arrive some steps later, and W&B drops steps below its own.
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log({**values, "step": step})
+
+    def finished(self, result: Result) -> None:
+        self.run.summary.update({"status": result.status, "reason": result.reason, **result.cost})
+        self.run.finish(exit_code=1 if result.status == "failed" else 0)
+
+
+class MLflow(Tracker):
+    """A run of MLflow for each trial, in an experiment of the study's name.
+
+    ``MLFLOW_TRACKING_URI`` says where; without it, files under ``mlflow/`` of the study's folder,
+    which the slim package can write, and several processes at once.
+    """
+
+    def started(self, trial: Trial) -> None:
+        uri, place = os.environ.get("MLFLOW_TRACKING_URI"), self.folder / "mlflow"
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from filelock import FileLock
+        from mlflow import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=uri or place.as_uri())
+        place.mkdir(parents=True, exist_ok=True)
+        with FileLock(place / ".lock"):  # of several processes, one creates the experiment
+            name = study_name(self.folder)
+            known = self.client.get_experiment_by_name(name)
+            found = known.experiment_id if known else self.client.create_experiment(name)
+        tags = {"mlflow.runName": title(trial), "lossnav.key": trial.key}
+        self.id = self.client.create_run(found, tags=tags).info.run_id
+        for name, value in facts(trial).items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            self.client.log_param(self.id, name, text[:500])
+        self.waiting: list[Any] = []
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self.waiting += [Metric(name, value, now, step) for name, value in values.items()]
+        if len(self.waiting) >= 500:
+            self._flush()
+
+    def finished(self, result: Result) -> None:
+        self.log({f"cost/{name}": value for name, value in result.cost.items()}, 0)
+        self._flush()
+        self.client.set_tag(self.id, "status", result.status)
+        self.client.set_tag(self.id, "reason", result.reason or "none")
+        self.client.set_terminated(self.id, "FAILED" if result.status == "failed" else "FINISHED")
+
+    def _flush(self) -> None:
+        if self.waiting:
+            self.client.log_batch(self.id, metrics=self.waiting)
+            self.waiting = []
+
+
+TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

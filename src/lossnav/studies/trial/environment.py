@@ -1,4 +1,4 @@
-"""What a study ran on: versions, commit, machine and command, without importing or naming anyone."""
+"""Versions, commit, machine and command of a study, without the user's name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("lossnav", "numpy", "scipy", "torch", "jax", "jaxlib", "optax", "scikit-learn", "joblib", "ray")  # fmt: skip
+PACKAGES = (
+    *("lossnav", "numpy", "scipy", "torch", "jax", "jaxlib", "optax"),
+    *("scikit-learn", "joblib", "ray"),
+)
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def record(study_path: Path | str | None = None) -> dict[str, Any]:
-    """Everything about this moment and machine that may decide a study's numbers or its seconds.
+    """Everything about this moment and machine that may affect a study's numbers or its seconds.
 
-    The user's home folder is written as ``~``. No package is imported for its version.
+    The user's home folder is written as ``~``. Values that the system does not tell are None.
 
     Args:
         study_path: The study file; the commit is that of its folder. None takes the current folder.
-
-    Returns:
-        ``time``, ``command``, ``commit`` (with ``changed`` if files differ from it), ``platform``, ``cpu``, ``cpus``,
-        ``usable_cpus``, ``memory_bytes``, ``variables`` that set threads and devices, and ``versions``. What the
-        system does not tell is None.
-
-    Examples:
-        >>> found = record()
-        >>> sorted(found)[:4], found["versions"]["numpy"] == __import__("numpy").__version__
-        (['changed', 'command', 'commit', 'cpu'], True)
     """
     folder = Path.cwd() if study_path is None else Path(study_path).resolve().parent
     commit, changed = _commit(folder)
@@ -49,18 +42,19 @@ def record(study_path: Path | str | None = None) -> dict[str, Any]:
         "usable_cpus": _usable(),
         "memory_bytes": _memory(),
         "variables": {name: os.environ[name] for name in _THREADS if name in os.environ},
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-    }  # fmt: skip
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
+    }
 
 
 def command(argv: Sequence[str]) -> str:
-    """The command line as it can be typed again, with the program's name for its path and ``~`` for the home.
+    """The command line for a shell, without the program's folder, and with ``~`` for the home.
 
     Examples:
-        >>> command(["/opt/venv/bin/lossnav", "study", "my study.toml"])
-        "lossnav study 'my study.toml'"
-        >>> command(["/opt/venv/lib/lossnav/__main__.py", "problems"])
-        'python -m lossnav problems'
+        >>> command(["/opt/venv/lib/lossnav/__main__.py", "study", "my study.toml"])
+        "python -m lossnav study 'my study.toml'"
     """
     if not argv:
         return ""
@@ -72,12 +66,12 @@ def command(argv: Sequence[str]) -> str:
 
 
 def _homeless(text: str) -> str:
-    """``~`` in place of the home folder; quoted, the shell leaves it alone, but no name is told."""
+    """``~`` in place of the home folder, which has the user's name."""
     try:
         home = str(Path.home())
     except RuntimeError:
         return text
-    if len(home) < 2:  # the home of a container may be the root of everything
+    if len(home) < 2:  # the home of a container may be the root folder
         return text
     return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?=[\\/]|$)", "~", text)
 
@@ -90,18 +84,18 @@ def _version(package: str) -> str | None:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit of a folder and whether tracked files differ from it; None outside of a repository."""
+    """The commit of a folder and whether tracked files differ from it; None without git."""
     found = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not found:
         return None, None
-    # A monitor set by the repository would be a program of its own, run only to read a status.
-    status = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]  # fmt: skip
-    changed = _output(status)
+    # A monitor set by the repository would run a program of its own, only to read a status.
+    status = ["-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
+    changed = _output(["git", "-C", str(folder), *status])
     return found, None if changed is None else bool(changed)
 
 
 def _output(arguments: list[str]) -> str | None:
-    """What a program prints; None if it is not there or fails."""
+    """The output of a program; None if it is missing or fails."""
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
@@ -126,7 +120,7 @@ def _cpu() -> str | None:
 
 
 def _usable() -> int | None:
-    """Processors this process may use, which a container or a scheduler may hold below all."""
+    """Processors that a container or a scheduler lets this process use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -1,9 +1,8 @@
 """Run a transformation of optax as an optimizer of PyTorch, so that a study can train with it.
 
 Gradients and parameters go to JAX as NumPy views of torch's memory, and updates come back without a
-copy; on a CPU that costs little beside the step. The update is compiled once for each set of shapes, when
-the optimizer is made and not at its first step. JAX has threads of its own, so ``threads`` of a study does
-not bound them.
+copy, which costs little on a CPU. The update is compiled once for each set of shapes, when the
+optimizer is created. JAX has its own threads, which ``threads`` of a study does not limit.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ import optax
 import torch
 from torch import Tensor
 
+from lossnav.adapters import is_transformation
+
 
 class OptaxOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """A transformation of optax that moves torch's parameters.
 
-    Its ``lr`` is the transformation's ``learning_rate``, as long as it takes one, and may change at any
+    Its ``lr`` is the transformation's ``learning_rate``, if it takes one, and may change at any
     step. If it takes none, ``lr`` starts at one and multiplies the whole update.
 
     Args:
@@ -91,13 +92,6 @@ class OptaxOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return loss
 
 
-def is_transformation(value: Any) -> bool:
-    """Whether a value is a transformation of optax: a pair of functions ``init`` and ``update``."""
-    return isinstance(value, tuple) and all(
-        callable(getattr(value, name, None)) for name in ("init", "update")
-    )
-
-
 def _learning_rate(make: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     """The learning rate that is given or the default; None if there is none."""
     if "learning_rate" in settings:
@@ -109,7 +103,7 @@ def _learning_rate(make: Callable[..., Any], settings: Mapping[str, Any]) -> Any
 
 @functools.lru_cache(maxsize=64)
 def _built(make: Callable[..., Any], items: tuple[Any, ...], injected: bool) -> tuple[Any, Any]:
-    """``init``, and the compiled ``update(grads, state, params, lr)``; one for all learning rates."""
+    """``init``, and ``update(grads, state, params, lr)``, compiled once for all rates."""
     settings = dict(items)
     if injected:
         names = [name for name in inspect.signature(make).parameters if name != "learning_rate"]

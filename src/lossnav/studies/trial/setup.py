@@ -1,12 +1,17 @@
-"""A trial that is set up: its task, model and optimizer, one step of training, and one evaluation."""
+"""The parts of a trial: seeds, task, model, optimizer, schedule, and one step of training."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import math
+import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
@@ -14,21 +19,26 @@ from torch.nn.utils import clip_grad_norm_
 from lossnav._base import checks
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
-from lossnav.studies.spec.schedules import schedule
+from lossnav.studies.spec.tables import Schedule
 from lossnav.studies.tasks import Split, Task
-from lossnav.studies.trial.log import TAKEN
-from lossnav.studies.trial.records import Trial
-from lossnav.studies.trial.reproducible import batch_rng, generators_kept, seed_all
+from lossnav.studies.tasks.base import whole
+from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
 
 
-class Run:
+Wrap = Callable[[Task, str], Task]
+"""Replaces a task, given with its kind, by another one that is trained in its place."""
+
+
+class TrialRun:
     """A trial that is set up: the task, the model and the optimizer."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, wrap: Wrap | None = None) -> None:
         check_budget(trial)
         self.task = tasks.named(trial.task_kind, trial.task_settings)
+        if wrap is not None:
+            self.task = wrap(self.task, trial.task_kind)
         self.split = split_of(trial, self.task)
         self.steps = steps_of(trial, self.task)
         self.clip = trial.clip
@@ -41,15 +51,15 @@ class Run:
         if _asks_for_model(self.optimizer):
             if not self.task.watchable:
                 raise ValueError(
-                    f"The rule {trial.rule_kind!r} looks at the examples of a whole batch, which processes that "
-                    "share one do not see: use another engine."
+                    f"The rule {trial.rule_kind!r} needs the examples of a whole batch, which "
+                    "processes that share one do not have: use another engine."
                 )
             self.optimizer.watch(self.model, self.task.loss_kind)
         self.set_rates = learning_rates(trial, self.optimizer, self.steps)
         self.asks_for_loss = _asks_for_loss(self.optimizer)
 
     def step(self, batch: Any, step: int, times: list[float] | None = None) -> Tensor:
-        """One step of training; the time of the rule's own part is added to ``times``."""
+        """One step of training; appends the time of the optimizer's step to ``times``."""
         if self.set_rates is not None:
             self.set_rates(step)
 
@@ -73,11 +83,11 @@ class Run:
         return loss.detach()
 
     def evaluate(self) -> dict[str, float]:
-        """What the task says of the model, which is left as it was, like every generator."""
+        """The task's metrics of the model; the model and all generators stay unchanged."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         averaged = callable(getattr(self.optimizer, "eval", None))
-        if averaged:  # rules that train at one point and are judged at another
+        if averaged:  # optimizers that train at one point and are evaluated at another
             self.optimizer.eval()
         try:
             with generators_kept(), torch.no_grad():
@@ -88,15 +98,12 @@ class Run:
             for module, mode in modes:
                 module.training = mode
         numbers = {str(name): float(value) for name, value in dict(found).items()}
-        for name in TAKEN:
-            if name in numbers:
-                raise ValueError(
-                    f"evaluate() returned {name!r}, a name that is taken: use another."
-                )
+        for name in RESERVED & numbers.keys():
+            raise ValueError(f"evaluate() returned {name!r}, a reserved name: use another.")
         if self.task.metric not in numbers:
             raise ValueError(
-                f"evaluate() returned {', '.join(numbers) or 'nothing'}, but the metric of the task is "
-                f"{self.task.metric!r}."
+                f"evaluate() returned {', '.join(numbers) or 'nothing'}, but the metric of the "
+                f"task is {self.task.metric!r}."
             )
         return numbers
 
@@ -118,7 +125,8 @@ def split_of(trial: Trial, task: Task) -> Split:
     if split not in task.splits:
         raise ValueError(
             f"The task {trial.task_kind!r} has no {split} split, so a rule cannot be "
-            f"{'tuned' if split == 'validation' else 'reported'} by it. It has: {', '.join(task.splits)}."
+            f"{'tuned' if split == 'validation' else 'reported'} by it. It has: "
+            f"{', '.join(task.splits)}."
         )
     return split
 
@@ -126,17 +134,15 @@ def split_of(trial: Trial, task: Task) -> Split:
 def check_budget(trial: Trial) -> None:
     if (trial.steps is None) == (trial.epochs is None):
         raise ValueError("A trial needs either steps or epochs, and not both.")
-    for name, amount in (("epochs", trial.epochs), ("clip", trial.clip)):
-        if amount is not None:
+    for name in ("epochs", "clip"):
+        if (amount := getattr(trial, name)) is not None:
             try:
                 checks.positive(name, amount)
             except TypeError as error:
                 raise ValueError(str(error)) from None
-    for name, value in (("steps", trial.steps), ("evaluations", trial.evaluations), ("threads", trial.threads)):  # fmt: skip
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
+    for name in ("steps", "evaluations", "threads"):
+        if (value := getattr(trial, name)) is not None:
+            whole(name, value)
 
 
 def steps_of(trial: Trial, task: Task) -> int:
@@ -162,8 +168,8 @@ def learning_rates(
     groups = optimizer.param_groups
     if any("lr" not in group for group in groups):
         raise ValueError(
-            f"The rule {trial.rule_kind!r} has no 'lr' in its groups, so it cannot have the schedule "
-            f'{trial.schedule.get("kind")!r}: use "constant" without warm-up.'
+            f"The rule {trial.rule_kind!r} has no 'lr' in its groups, so it cannot have the "
+            f'schedule {trial.schedule.get("kind")!r}: use "constant" without warm-up.'
         )
     first = [float(group["lr"]) for group in groups]
 
@@ -178,6 +184,41 @@ def learning_rates(
     return set_rates
 
 
+def schedule(settings: Mapping[str, Any], steps: int) -> Callable[[int], float] | None:
+    """The factor on the learning rate as a function of the step (from 0); None if it is always 1.
+
+    The first w steps warm up, with factors 1/(w+1), 2/(w+1), ... . Then the factor is one, and
+    decays to ``floor`` at the end of the last step: linearly, or as half a cosine. ``warmup`` and
+    ``hold``, the steps at one before the decay, are fractions of all steps.
+    """
+    for name in settings:
+        checks.choice("setting of the schedule", name, ["kind", "warmup", "hold", "floor"])
+    kind = checks.choice("schedule", str(settings.get("kind", "constant")), get_args(Schedule))
+    try:
+        warm = round(checks.fraction("warmup", settings.get("warmup", 0.0)) * steps)
+        start = warm + round(checks.fraction("hold", settings.get("hold", 0.0)) * steps)
+        floor = checks.share("floor", settings.get("floor", 0.0))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    if start > steps:
+        raise ValueError(
+            f"warmup and hold are {start} steps of {steps}: together they must be at most one."
+        )
+    if kind == "constant" and not warm:
+        return None
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        if kind == "constant" or step < start:
+            return 1.0
+        done = (step - start) / max(steps - start, 1)
+        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return floor + (1 - floor) * left
+
+    return factor
+
+
 def _asks_for_loss(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step needs a closure, as that of LBFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -188,3 +229,62 @@ def _asks_for_model(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a rule looks at the network: it has `watch`, and no setting that does without."""
     kinds = {group.get("curvature") for group in optimizer.param_groups}
     return callable(getattr(optimizer, "watch", None)) and kinds != {"squared-batch"}
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, NumPy's old generator and Python's."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same, without a note for missing devices, which takes a millisecond
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  a user's code may draw from it
+    random.seed(seed)
+
+
+def batch_rng(seed: int) -> torch.Generator:
+    """The generator of a trial's batches: another stream than the model's."""
+    # torch's generator has 32 bits of seed; hashing gives close seeds unrelated streams.
+    digest = hashlib.sha256(f"batches of {seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the state of every generator at the end."""
+    plain, old = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(old)  # noqa: NPY002
+
+
+@contextmanager
+def reproducible(seed: int, threads: int) -> Iterator[None]:
+    """Seeded, in float32, with deterministic algorithms where there are any; restored at the end.
+
+    Denormal numbers are flushed to zero: processors are slow with them, and averages of the squared
+    gradients of inactive units are full of them.
+    """
+    before = torch.get_num_threads(), torch.get_default_dtype()
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    flushed = float(torch.tensor(1e-39) * 1.0) == 0.0
+    with generators_kept(), torch.enable_grad():
+        try:
+            torch.set_num_threads(max(1, threads))  # a wrong number is refused by the trial itself
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.set_flush_denormal(True)
+            # Otherwise every new tensor is filled with NaN first, which takes time.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            seed_all(seed)
+            yield
+        finally:
+            torch.set_flush_denormal(flushed)
+            torch.utils.deterministic.fill_uninitialized_memory = filled
+            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+            torch.set_default_dtype(before[1])
+            torch.set_num_threads(before[0])

@@ -1,40 +1,48 @@
-"""Train one trial: the loop, its measurements, and what can be said before it runs.
+"""The training loop of a trial, its measurements, and the checks before it runs.
 
-The loop is that of a plain script. Losses are looked at every `LOOK` steps, so that no step waits for a
-number, and a divergence is found a few steps late; the record is cut at the step where it happened. All
-processes that train one trial look at the same steps, and so stop together.
+The loop is that of a plain script. Losses are read every `LOOK` steps, so that no step waits for a
+number; a divergence is noticed a few steps later, and the record is cut where it happened. All
+processes that train one trial read the same steps, and so stop together.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import sysconfig
+import time
 import traceback
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
 from lossnav.studies.tasks import Split
-from lossnav.studies.trial.log import Diverged, Listeners, Log, held_bytes
-from lossnav.studies.trial.records import Result, Status, Trial
-from lossnav.studies.trial.reproducible import generators_kept, reproducible
-from lossnav.studies.trial.run import (
-    Run,
+from lossnav.studies.trial import Result, Status, Trial
+from lossnav.studies.trial.setup import (
+    TrialRun,
+    Wrap,
     check_budget,
     clock,
     endless,
+    generators_kept,
     judged_after,
     learning_rates,
+    reproducible,
     split_of,
 )
 
 LOOK = 20
-"""Steps between two looks at the losses."""
-_SAMPLED = 200  # steps whose optimizer is timed, about
+"""Steps between two reads of the losses."""
+_TOLD_EVERY = 0.1  # seconds between two reports of progress
+_SAMPLED = 200  # approximate number of steps whose optimizer is timed
 
 
 def run_trial(
@@ -42,29 +50,21 @@ def run_trial(
     *,
     callbacks: Iterable[Any] = (),
     progress: Callable[[int, int, float], None] | None = None,
+    wrap: Wrap | None = None,
 ) -> Result:
-    """Train a trial from its seed and judge it: by the validation split in tuning, else by the test.
+    """Train a trial and evaluate it: on the validation split in tuning, else on the test split.
 
-    On one machine, a trial has the same numbers each time. The caller's generators and number of threads
-    are left as they were.
+    On one machine, a trial has the same numbers each time. The caller's generators and number of
+    threads stay unchanged.
 
     Args:
-        trial: What to train.
+        trial: The trial.
         callbacks: Objects with ``started``, ``step``, ``evaluated`` and ``finished``.
-        progress: Called with the step, the number of steps and the loss, ten times a second at most.
+        progress: Called with step, number of steps and loss, at most ten times a second.
+        wrap: Replaces the task by one that is trained in its place.
 
     Returns:
-        The result, whatever happened: a loss that is not finite ends the trial as ``"diverged"``, an
-        exception as ``"failed"``. Only an interrupt from the keyboard comes through.
-
-    Examples:
-        >>> trial = Trial(
-        ...     task="digits", rule="sgd", task_kind="digits", task_settings={}, point={"lr": 0.1},
-        ...     rule_kind="torch.optim.SGD", settings={"lr": 0.1}, seed=0, phase="reporting", epochs=1,
-        ... )
-        >>> result = run_trial(trial)
-        >>> result.status, result.cost["steps"], result.final["accuracy"] > 0.7
-        ('done', 21, True)
+        The result: ``"diverged"`` if a loss is not finite, ``"failed"`` after an exception.
     """
     log, listeners = Log(), Listeners(trial, callbacks, progress)
     status: Status = "done"
@@ -72,14 +72,14 @@ def run_trial(
     with reproducible(trial.seed, trial.threads):
         listeners.started()
         try:
-            _train(trial, log, listeners)
+            _train(TrialRun(trial, wrap), trial, log, listeners)
         except (Diverged, FloatingPointError) as error:
             status, reason = "diverged", str(error)
         except Exception as error:
             status, reason = "failed", _reason(error)
         try:
             log.settle(listeners.steps)
-        except Diverged as error:  # and what was raised after that came of it
+        except Diverged as error:  # which caused any exception after it
             status, reason = "diverged", str(error)
         result = log.result(trial, status, reason)
         listeners.finished(result)
@@ -87,13 +87,10 @@ def run_trial(
 
 
 def check(trial: Trial) -> str:
-    """Make the task, and the optimizer on a small parameter, without training.
-
-    Returns:
-        One line that says what would be trained.
+    """Make the task, and the optimizer of small parameters; return one line that describes them.
 
     Raises:
-        ValueError: For an unknown rule or task, a wrong setting, or missing data; in one sentence.
+        ValueError: For an unknown rule or task, a wrong setting, or missing data.
     """
     check_budget(trial)
     task = tasks.named(trial.task_kind, trial.task_settings)
@@ -111,35 +108,55 @@ def check(trial: Trial) -> str:
 
 
 def metric_of(trial: Trial) -> tuple[str, tasks.Better, tuple[Split, ...]]:
-    """Name of the metric that decides, whether ``"lower"`` or ``"higher"`` is better, and the splits."""
+    """The task's metric, whether ``"lower"`` or ``"higher"`` is better, and its splits."""
     task = tasks.named(trial.task_kind, trial.task_settings)
     return task.metric, task.better, tuple(task.splits)
 
 
-def describe(trial: Trial) -> dict[str, float]:
-    """``parameters``, ``steps``, and ``seconds``: an estimate from a few steps and one evaluation."""
+def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
+    """Time some steps and evaluations, for about ``budget`` seconds.
+
+    Returns:
+        ``parameters``, ``steps``, ``seconds`` of a tuning trial and ``reporting_seconds``, which
+        differ by the split that is evaluated, and ``start``: seconds of the first trial of a
+        process besides, for data and compilation.
+    """
     with reproducible(trial.seed, trial.threads):
-        run = Run(trial)
+        began = clock()
+        run = TrialRun(trial)
+        first = clock() - began
         batches = endless(run.task, trial.seed)
         times: list[float] = []
-        began = clock()
-        while len(times) < 12 and (len(times) < 3 or clock() - began < 0.5):
-            now = clock()
-            run.step(next(batches), 0)
-            times.append(clock() - now)
-        now = clock()
-        run.evaluate()
-        judged = (clock() - now) * len(judged_after(trial.evaluations, run.steps))
-    step = statistics.median(times[2:])
+        began = now = clock()
+        while len(times) < min(3, run.steps) or (now - began < budget and len(times) < run.steps):
+            run.step(next(batches), min(len(times), run.steps - 1))
+            before, now = now, clock()
+            times.append(now - before)
+        judged = {}
+        for split in dict.fromkeys(("validation", "test", run.split)):
+            if split in run.task.splits:
+                run.split, before = split, clock()
+                run.evaluate()
+                judged[split] = clock() - before
+        before = clock()
+        run = TrialRun(trial)
+        setup = clock() - before
+    # The first steps compile and allocate; of the others, a few may be far more expensive.
+    usual = times[2:] or times
+    step = sum(usual) / len(usual)
+    training = setup + step * run.steps
+    stops = len(judged_after(trial.evaluations, run.steps))
+    found = {split: training + stops * seconds for split, seconds in judged.items()}
     return {
         "parameters": run.parameters,
         "steps": run.steps,
-        "seconds": step * run.steps + judged,
+        "start": max(0.0, first - setup) + max(0.0, sum(times[:2]) - step * len(times[:2])),
+        "seconds": found[run.split],
+        "reporting_seconds": found.get("test", found[run.split]),
     }
 
 
-def _train(trial: Trial, log: Log, listeners: Listeners) -> None:
-    run = Run(trial)
+def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
     steps, pending = run.steps, log.pending
     log.sizes = {"parameters": run.parameters, "state_bytes": 0}
     stops, sampled = judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
@@ -156,14 +173,14 @@ def _train(trial: Trial, log: Log, listeners: Listeners) -> None:
         listeners.tell(done, steps, loss, now)
         if done % LOOK == 0 or done in stops:
             if done in stops or not log.sizes["state_bytes"]:
-                log.sizes["state_bytes"] = held_bytes(run.optimizer.state)
+                log.sizes["state_bytes"] = tensor_bytes(run.optimizer.state)
             log.settle(listeners.steps)
             if done in stops:
                 _judge(run, done, log, listeners)
                 now = clock()
 
 
-def _judge(run: Run, step: int, log: Log, listeners: Listeners) -> None:
+def _judge(run: TrialRun, step: int, log: Log, listeners: Listeners) -> None:
     began = clock()
     numbers = run.evaluate()
     log.evaluation_seconds += clock() - began
@@ -172,7 +189,7 @@ def _judge(run: Run, step: int, log: Log, listeners: Listeners) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One sentence: what was raised, and where in the user's code."""
+    """The exception and its place in the user's code, in one sentence."""
     text = " ".join(str(error).split())[:400] or "no message"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -182,9 +199,148 @@ def _reason(error: Exception) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    path = Path(filename)
-    others = {
-        Path(__file__).parents[2],
-        *(Path(sysconfig.get_path(x)) for x in ("stdlib", "purelib")),
-    }
-    return "<" not in filename and not others & set(path.parents)
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    others = {Path(__file__).parents[2], *installed}
+    return "<" not in filename and others.isdisjoint(Path(filename).parents)
+
+
+class Diverged(Exception):
+    """A loss or a metric is no longer finite."""
+
+
+@dataclass
+class Log:
+    """The measurements of one trial; see `Result` for their meaning."""
+
+    losses: list[Any] = field(default_factory=list)
+    pending: list[Tensor] = field(default_factory=list)
+    step_times: list[float] = field(default_factory=list)
+    rule_times: list[float] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    rows: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def settle(self, tell: Callable[[int, Any], None]) -> None:
+        """Read the pending losses; raise `Diverged` at the first that is not finite.
+
+        ``tell`` is called with the step of the first of them, from 1, and the losses up to there.
+        """
+        if not self.pending:
+            return
+        values = torch.stack(self.pending).reshape(-1).float().cpu().numpy()
+        self.pending.clear()
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            values = values[: bad[0] + 1]
+        self.losses.append(values)
+        tell(self.steps + 1, values)
+        self.steps += len(values)
+        if len(bad):
+            raise Diverged(f"The training loss was {values[-1]:g} at step {self.steps:,}.")
+
+    def evaluated(self, step: int, numbers: Mapping[str, float], split: str) -> None:
+        """Record an evaluation; raise `Diverged` if it is not finite."""
+        for name, value in numbers.items():
+            if not np.isfinite(value):
+                raise Diverged(f"The {split} {name} was {value:g} after {step:,} steps.")
+        self.rows.append((step, self.seconds, dict(numbers)))
+
+    def result(self, trial: Trial, status: Status, reason: str) -> Result:
+        """The result of what was recorded so far."""
+        curves: dict[str, Any] = {
+            "training_loss": np.concatenate([np.zeros(0, np.float32), *self.losses]),
+            "step": np.array([row[0] for row in self.rows], dtype=np.float64),
+            "seconds": np.array([row[1] for row in self.rows], dtype=np.float64),
+        }
+        for name in self.rows[0][2] if self.rows else ():
+            curves[name] = np.array([row[2][name] for row in self.rows], dtype=np.float64)
+        cost: dict[str, float] = {
+            "seconds": self.seconds,
+            "evaluation_seconds": self.evaluation_seconds,
+            "step_seconds": statistics.median(self.step_times or [0.0]),
+            "optimizer_seconds": statistics.median(self.rule_times or [0.0]),
+            "steps": self.steps,
+            **self.sizes,
+        }
+        peak = peak_bytes()
+        if peak is not None:
+            cost["peak_bytes"] = peak
+        final = self.rows[-1][2] if status == "done" else {}
+        return Result(trial, status, reason, final, cost, curves)
+
+
+class Listeners:
+    """Callbacks and progress. One that raises is dropped, with a warning."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        callbacks: Iterable[Any],
+        progress: Callable[[int, int, float], None] | None,
+    ) -> None:
+        self.trial, self.callbacks, self.progress = trial, list(callbacks), progress
+        self._told = time.perf_counter()
+
+    def started(self) -> None:
+        self._each("started", self.trial)
+
+    def steps(self, first: int, losses: Any) -> None:
+        """The losses of consecutive steps from ``first`` on (counted from 1)."""
+        if self.callbacks:
+            for step, loss in enumerate(losses.tolist(), start=first):
+                self._each("step", self.trial, step, loss)
+
+    def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._each("evaluated", self.trial, step, dict(numbers))
+
+    def finished(self, result: Result) -> None:
+        self._each("finished", result)
+
+    def tell(self, step: int, steps: int, loss: Tensor, now: float) -> None:
+        """Report progress at most ten times a second; the loss is only read then."""
+        if self.progress is not None and (now - self._told >= _TOLD_EVERY or step == steps):
+            self._told = now
+            try:
+                self.progress(step, steps, float(loss))
+            except Exception as error:
+                self.progress = None
+                self._drop("progress", error)
+
+    def _each(self, name: str, *args: Any) -> None:
+        for callback in list(self.callbacks):
+            try:
+                getattr(callback, name)(*args)
+            except Exception as error:
+                self.callbacks.remove(callback)
+                self._drop(type(callback).__name__, error)
+
+    def _drop(self, name: str, error: Exception) -> None:
+        warnings.warn(
+            f"{name} raised {type(error).__name__} ({error}) in the trial {self.trial.key} and is "
+            "dropped for the rest of it; the training continues.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all the tensors and arrays in nested dicts and sequences."""
+    if isinstance(value, Tensor):
+        return int(value.numel() * value.element_size())
+    if isinstance(value, Mapping):
+        return sum(map(tensor_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(tensor_bytes, value))
+    return int(getattr(value, "nbytes", 0))
+
+
+def peak_bytes() -> int | None:
+    """Peak memory of this process, where the system reports it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
