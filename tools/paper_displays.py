@@ -1,14 +1,14 @@
 """Read the displayed equations out of the paper's LaTeX source, for the ledger.
 
-    python tools/paper_displays.py PAPER.tex        write the ledger's displays.json and corrections.json
-    python tools/paper_displays.py                  only redo the MathML of what is there
+    python tools/paper_displays.py PAPER.tex    write displays.json, and the formulas of corrections.json
+    python tools/paper_displays.py              only convert the stored formulas to MathML again
 
-A display is one ``equation``, ``equation*``, ``align``, ``align*``, ``gather``, ``multline``, ``eqnarray``,
-``displaymath``, ``\\[ \\]`` or ``$$ $$`` of the document, comments left out; one with several lines
-counts once. It is named by its section or appendix and its place there, such as 3.2 or G.14. ``number``
-holds the numbers that the paper prints beside it: one for each line that is numbered.
+A display is one ``equation``, ``equation*``, ``align``, ``align*``, ``gather``, ``multline``,
+``eqnarray``, ``displaymath``, ``\\[ \\]`` or ``$$ $$`` of the document, without comments; one with
+several lines counts once. It is named by its section or appendix and its place there, such as 3.2
+or G.14. ``number`` has the numbers that the paper prints beside it: one for each numbered line.
 
-The formulas become MathML here, once, so that the page of results needs neither a network nor a converter.
+The formulas are converted to MathML here, so that the page needs neither a network nor a converter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lossnav.paper.ledger.form import right_form
+
 LEDGER = Path(__file__).parents[1] / "src" / "lossnav" / "paper" / "ledger"
 _KINDS = "equation|align|gather|multline|eqnarray|flalign"
 _PIECE = re.compile(
@@ -28,7 +30,7 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _COMMENT = re.compile(r"(?<!\\)%.*")
-# Browsers draw MathML Core: no mathvariant, so bold letters and alignment are left to the style sheet.
+# Browsers draw MathML Core, which has no mathvariant: the style sheet sets bold and alignment.
 _CORE = (
     (' mathvariant="bold-italic"', ' class="bold"'),
     ('<mtd columnalign="right"', '<mtd class="right"'),
@@ -123,10 +125,11 @@ def main(arguments: list[str]) -> None:
         found = json.loads(target.read_text(encoding="utf-8"))
     _write(target, [{**display, "mathml": mathml(display["latex"])} for display in found])
     target = LEDGER / "corrections.json"
-    right = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
-    _write(
-        target, {name: {**form, "mathml": mathml(form["latex"])} for name, form in right.items()}
-    )
+    right = json.loads(target.read_text(encoding="utf-8"))
+    printed = {display["id"]: display["latex"] for display in found}
+    for name, form in right.items():
+        form["mathml"] = mathml(right_form(printed[name], form["edits"]))
+    _write(target, right)
     print(f"{len(found)} displays, {len(right)} corrections")
 
 

@@ -1,4 +1,4 @@
-"""docs/errata.md, item by item: the printed form fails where it is checked, the corrected one holds."""
+"""docs/errata.md, item by item: the printed form fails and the corrected one holds."""
 
 import math
 import re
@@ -227,7 +227,7 @@ def test_15_adam_has_the_square_root_of_kappa():
 
 
 def test_16_costs_that_are_counted_once():
-    """Motion costs |theta'|^2, not |theta|^2, and k E[L] stands outside the sum over coordinates."""
+    """Motion costs |theta'|^2, not |theta|^2, and k E[L] is outside the sum over coordinates."""
     one, two = adaptive([0.3], theta0=[1.0]), adaptive([0.3, 0.3], theta0=[1.0, 1.0])
     still, split = np.array([0.5, 0.2, 0.9]), np.array([0.5, 0.5, 0.2, 0.2, 0.9, 0.9])
     assert one.kinetic(still, np.zeros(3)) == pytest.approx(
@@ -255,7 +255,7 @@ def test_18_the_exponent_has_a_time():
 
 
 def test_19_the_sum_of_appendix_b_and_its_mean():
-    """N terms 0..N-1; the printed S = 0.16957 is the mean, J/T, of the optimum 0.6783 on 50 points."""
+    """N terms 0..N-1; the printed S = 0.16957 is the mean, J/T, of the optimum on 50 points."""
     objective = ln.Objective(ln.DoubleWell(), gamma=0.1)
     plan = Discrete(objective, 49, 4 / 49)
     path, cost = plan.minimise([-0.6, 0.55], [1.0625, 0.0])
@@ -270,7 +270,7 @@ def test_19_the_sum_of_appendix_b_and_its_mean():
 
 
 def test_20_the_double_well_is_raised_to_zero():
-    """Without the constant a longer stay at the minimum is ever cheaper, so no J is least at gamma = 0."""
+    """Without the constant, a longer stay at the minimum lowers J without bound at gamma = 0."""
     h, q, star = 1.3, 0.6, 0.9
 
     def loss(x):

@@ -1,5 +1,6 @@
 """The numbers behind the figures, each against a route that the figure does not take."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -12,22 +13,21 @@ from scipy.integrate import simpson, solve_ivp
 import lossnav as ln
 from lossnav.optim.torch import Ballistic
 from lossnav.paper.figures import (
-    basins,
-    fig1,
-    fig2,
-    fig2ef,
-    fig3,
-    mixed,
-    noise,
+    discount,
+    double_well,
+    geometry,
+    network,
     regret,
-    spiral,
     style,
-    training,
-    training_plans,
-    transients,
+    training_panels,
+    uncertainty,
 )
+from lossnav.paper.figures.discount import fig2, mixed
+from lossnav.paper.figures.double_well import basins, fig1
+from lossnav.paper.figures.geometry import fig3, spiral
 from lossnav.paper.figures.network import Network
-from lossnav.studies.spec import file as study_file
+from lossnav.paper.figures.uncertainty import transients
+from lossnav.studies import spec as study_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,17 +35,19 @@ ROOT = Path(__file__).parents[2]
 def test_fig1_crosses_over_and_gradient_flow_does_not():
     tables = fig1.data()
     table = tables["fig1b"]
-    assert table["theta1"][-1] == pytest.approx(fig1.MINIMUM[0])
+    assert table["theta1"][-1] == pytest.approx(double_well.MINIMUM[0])
     assert table["flow theta1"][-1] == pytest.approx(-0.9304, abs=1e-3)
     # The costs of panel c add up to the least J.
     cost = (tables["fig1c"]["kinetic"] + tables["fig1c"]["potential"]) * np.exp(-0.1 * table["t"])
     assert simpson(cost, table["t"]) == pytest.approx(0.61943561774, rel=1e-5)
+    assert tables["fig1c"]["potential"].max() > tables["fig1c"]["potential"][0]  # it first climbs
+    assert double_well.height(np.array([-2, 2]), 0) == pytest.approx([-1, -0.5], abs=1e-4)
 
 
 def test_fig2_paths_are_the_closed_form():
     """One exponential for each direction; and four times the curvature, as the caption says."""
     tables = fig2.data()
-    for gamma in fig2.GAMMAS:
+    for gamma in discount.GAMMAS:
         rate = np.sqrt(gamma**2 / 4 + 1) - gamma / 2
         t = tables["fig2a"]["t"]
         assert tables["fig2a"][f"theta gamma={gamma:g}"] == pytest.approx(
@@ -72,16 +74,18 @@ def test_fig3_paths_end_where_they_should():
 
 
 def test_basins_switch_where_a_sum_over_steps_says():
-    """The least J of a midpoint sum, started from straight lines to both minima, on either side of gamma_c."""
-    critical = basins.switch()
+    """The least J of a midpoint sum, from straight lines to both minima, on either side."""
+    critical = double_well.switch()
+    costs = [double_well.best(0.1, end)[0] for end in double_well.ENDS]
+    assert costs == pytest.approx([-2.831, 5.156], abs=5e-4)
     assert critical == pytest.approx(0.6646, abs=5e-5)
-    assert basins.switch((-0.9304, 0.0)) == pytest.approx(0.5390, abs=2e-4)
+    assert double_well.switch((-0.9304, 0.0)) == pytest.approx(0.5390, abs=2e-4)
     gains = []
     for gamma in (critical - 0.01, critical + 0.01):
-        objective = ln.Objective(basins.LOSS, gamma=gamma)
+        objective = ln.Objective(double_well.LOSS, gamma=gamma)
         costs = {}
-        for end, (point, _) in basins.ENDS.items():
-            path = ln.solve(objective, basins.START, 4.5, point, ln.Direct(steps=600))
+        for end, point in double_well.ENDS.items():
+            path = ln.solve(objective, double_well.START, 4.5, point, ln.Direct(steps=600))
             rest = objective.potential(np.array(point)) / gamma
             costs[end] = path.J + np.exp(-gamma * 4.5) * rest
         gains.append(float(costs["local"] - costs["global"]))
@@ -89,35 +93,35 @@ def test_basins_switch_where_a_sum_over_steps_says():
 
 
 def test_basins_table(monkeypatch):
-    monkeypatch.setattr(basins, "STARTS", (-0.65, -0.6, -0.55))
+    monkeypatch.setattr(double_well, "STARTS", (-0.65, -0.6, -0.55))
     tables = basins.data()
     gain = tables["basins gain"]
     assert (np.diff(gain["gain"]) < 0).all()
-    # Below gamma_c the best path sets out to the right, for the global minimum; above it to the left.
+    # Below gamma_c the best path starts to the right, to the global minimum; above it to the left.
     assert np.sign(np.delete(gain["velocity"], 13)).tolist() == [1.0] * 13 + [-1.0]
     assert np.sign(np.delete(gain["gain"], 13)).tolist() == [1.0] * 13 + [-1.0]
-    # At gamma_c itself both cost the same. The costs to go being equal, so are the speeds, and the loss is a sum over
-    # the coordinates, so that both move alike along theta2: the two ways set out as mirror images, and either is right.
+    # At gamma_c both cost the same, so the speeds are equal. The loss is a sum over coordinates, so
+    # both paths move alike along theta2: they start as mirror images, and either is right.
     assert gain["gamma"][13] == pytest.approx(0.6646, abs=5e-5)
     assert gain["gain"][13] == pytest.approx(0.0, abs=1e-6)
-    objective = ln.Objective(basins.LOSS, gamma=gain["gamma"][13])
-    for point, _ in basins.ENDS.values():
-        way = ln.solve(objective, basins.START, 4.5, point, ln.Direct(steps=600))
+    objective = ln.Objective(double_well.LOSS, gamma=gain["gamma"][13])
+    for point in double_well.ENDS.values():
+        way = ln.solve(objective, double_well.START, 4.5, point, ln.Direct(steps=600))
         assert abs(gain["velocity"][13]) == pytest.approx(abs(way.velocity0[0]), abs=1e-4)
     assert (np.diff(tables["basins switch"]["gamma_c"]) > 0).all()
-    ends = {g: tables["basins paths"][f"theta1 gamma={g:g}"][-1] > 0 for g in basins.SHOWN}
+    ends = {g: tables["basins paths"][f"theta1 gamma={g:g}"][-1] > 0 for g in double_well.SHOWN}
     assert ends == {0.1: True, 0.5: True, 0.66: True, 0.67: False, 1.5: False}
 
 
 def test_mixed_directions_follow_the_closed_form():
     tables = mixed.data()
-    rule, gamma = tables["mixed rule"], mixed.GAMMA
+    rule, gamma = tables["mixed rule"], discount.GAMMA
     exact = 1 / (gamma / 2 + np.sqrt(gamma**2 / 4 + rule["h"]))
     assert rule["speed"] == pytest.approx(exact, rel=1e-8)
     flat, steep = rule["h"] < 1e-3, rule["h"] > 1e3
     assert rule["speed"][flat] == pytest.approx(rule["gradient descent"][flat], rel=1e-3)
     assert rule["speed"][steep] == pytest.approx(rule["ballistic"][steep], rel=2e-2)
-    for name, h in zip(("flat", "steep"), mixed.PAIR, strict=True):
+    for name, h in zip(("flat", "steep"), discount.PAIR, strict=True):
         path = tables[f"mixed {name}"]
         rate = np.sqrt(gamma**2 / 4 + h) - gamma / 2
         assert path["theta"] == pytest.approx(np.exp(-rate * path["t"]), abs=1e-10)
@@ -125,9 +129,9 @@ def test_mixed_directions_follow_the_closed_form():
 
 def test_spirals_end_at_the_printed_limit_and_not_at_the_least_potential():
     tables, mu = spiral.data(), np.array([0.0, -0.5])
-    for gamma in spiral.GAMMAS:
+    for gamma in geometry.GAMMAS:
         table = tables[f"spiral gamma={gamma:g}"]
-        for i, q in enumerate(spiral.TURNS):
+        for i, q in enumerate(geometry.TURNS):
             J = q * np.array([[0.0, -1.0], [1.0, 0.0]])
             limit = 4 * linalg.solve(4 * np.eye(2) - J @ (J + gamma * np.eye(2)), mu)
             end = [table["end theta1"][i], table["end theta2"][i]]
@@ -140,7 +144,7 @@ def test_spirals_end_at_the_printed_limit_and_not_at_the_least_potential():
 def test_variance_rises_to_a_new_balance_or_only_for_a_while():
     """App. I: a flatter basin raises v for good; a moved one raises it while the mean moves."""
     tables = transients.data()
-    flatter, moved, both = (tables[f"transient {name}"] for name in transients.SWITCHES)
+    flatter, moved, both = (tables[f"transient {name}"] for name in uncertainty.SWITCHES)
     assert [flatter["v"][0], moved["v"][0]] == pytest.approx([0.25, 0.25])
     assert (np.diff(flatter["v"]) > -1e-9).all()
     assert flatter["v"][-1] == pytest.approx(1.0, abs=3e-3)
@@ -149,7 +153,7 @@ def test_variance_rises_to_a_new_balance_or_only_for_a_while():
     assert (both["v"][1:60] > flatter["v"][1:60]).all()  # driven by both terms
     assert moved["v overdamped"] == pytest.approx(np.full(len(moved["t"]), 0.25))
     law = solve_ivp(
-        lambda t, v: (v - transients.K * v**2) / transients.GAMMA, (0, 10), [0.25],
+        lambda t, v: (v - uncertainty.K * v**2) / uncertainty.GAMMA, (0, 10), [0.25],
         t_eval=flatter["t"], rtol=1e-10, atol=1e-12,
     ).y[0]  # fmt: skip
     assert flatter["v overdamped"] == pytest.approx(law, rel=1e-7)
@@ -157,12 +161,12 @@ def test_variance_rises_to_a_new_balance_or_only_for_a_while():
 
 def test_gradient_covariance_of_the_process():
     """Against the stationary covariance of the same chain, from its discrete Lyapunov equation."""
-    h, variance = noise.process()
-    dt = 0.05 * noise.TAU / h[-1]
-    chain = noise.SIGMA**2 * dt / (1 - (1 - h * dt / noise.TAU) ** 2) * h**2
-    # The slowest direction forgets in 632 steps, so a thousand chains give 2000 looks at it or more.
+    h, variance = uncertainty.process()
+    dt = 0.05 * uncertainty.TAU / h[-1]
+    chain = uncertainty.SIGMA**2 * dt / (1 - (1 - h * dt / uncertainty.TAU) ** 2) * h**2
+    # The slowest direction decorrelates in 632 steps: 2000 or more samples of a thousand chains.
     assert variance == pytest.approx(chain, rel=4 * np.sqrt(2 / 2000))
-    assert noise.proportion(h, variance)[0] == pytest.approx(1.0, abs=0.03)
+    assert uncertainty.proportion(h, variance)[0] == pytest.approx(1.0, abs=0.03)
 
 
 def torch_loss(net, x, y):
@@ -198,23 +202,25 @@ def test_gradient_of_the_network_is_that_of_torch(smooth):
 
 
 def test_network_noise_follows_its_hessian(monkeypatch):
-    """The Hessian against torch's; the wandering network against the law; single examples roughly."""
-    monkeypatch.setattr(noise, "STEPS", 5000)
-    theta, h, Q = noise.trained()
-    x, y = noise.examples()
+    """The Hessian against torch's; the noisy network against the law; single examples roughly."""
+    monkeypatch.setattr(uncertainty, "STEPS", 5000)
+    theta, h, Q = uncertainty.trained()
+    x, y = uncertainty.examples()
     exact = torch.autograd.functional.hessian(
-        torch_loss(noise.NET, x, y), torch.tensor(theta)
+        torch_loss(uncertainty.NET, x, y), torch.tensor(theta)
     ).numpy()
     assert (Q * h) @ Q.T == pytest.approx(exact, abs=1e-5)
-    assert np.linalg.norm(noise.NET.loss_and_gradient(theta, x, y)[1]) < 1e-4
+    assert np.linalg.norm(uncertainty.NET.loss_and_gradient(theta, x, y)[1]) < 1e-4
     assert h[0] > 0
-    chain = noise.WANDER**2 / 2 * h / (1 - 0.1 * h / h[-1])  # what steps of dt = 0.2 / h make of it
-    ratio = noise.wandering(theta, h, Q)[-20:] / chain[-20:]
+    chain = (
+        uncertainty.WANDER**2 / 2 * h / (1 - 0.1 * h / h[-1])
+    )  # what steps of dt = 0.2 / h make of it
+    ratio = uncertainty.wandering(theta, h, Q)[-20:] / chain[-20:]
     assert np.median(ratio) == pytest.approx(1.0, abs=0.15)
-    each = (noise.NET.each_gradient(theta, x, y) @ Q).var(axis=0)
-    fitted = h - noise.NET.decay
+    each = (uncertainty.NET.each_gradient(theta, x, y) @ Q).var(axis=0)
+    fitted = h - uncertainty.NET.decay
     keep = fitted > fitted.max() * 1e-4
-    exponent, correlation = noise.proportion(fitted[keep], each[keep])
+    exponent, correlation = uncertainty.proportion(fitted[keep], each[keep])
     assert fitted[keep].min() < 1e-3 * fitted.max()
     assert 0.7 < exponent < 1.2
     assert correlation > 0.9
@@ -235,7 +241,7 @@ def test_every_rule_wins_under_its_own_assumptions(monkeypatch):
 def test_ballistic_in_numpy_is_the_optimizer():
     rng = np.random.default_rng(0)
     theta = rng.normal(size=6)
-    rule = training.Ballistic(5e-4, beta2=0.9)
+    rule = training_panels.rules("f")["ballistic"]
     parameter = torch.nn.Parameter(torch.tensor(theta))
     optimizer, state = Ballistic([parameter], lr=5e-4, beta2=0.9), rule.init(theta)
     for _ in range(50):
@@ -251,13 +257,15 @@ def test_ballistic_in_numpy_is_the_optimizer():
 def test_settings_of_the_paper_are_those_of_the_study_files(letter, file):
     values = tomllib.loads((ROOT / "benchmarks" / "training" / file).read_text(encoding="utf-8"))
     kept = study_file.Study.from_dict(values)
-    assert study_file.Study.from_dict(training_plans.PAPER[letter]) == kept
+    assert study_file.Study.from_dict(training_panels.PAPER[letter]) == kept
+    ballistic = values["rules"]["ballistic"]
+    assert training_panels.rules(letter)["ballistic"].beta2 == ballistic["beta2"]
 
 
 def test_scales_are_those_of_the_tasks():
     from lossnav.studies.tasks.images import SCALES
 
-    for name, (top, mean, deviation) in training.SCALES.items():
+    for name, (top, mean, deviation) in network.SCALES.items():
         assert SCALES[name] == (top, (mean,), (deviation,))
 
 
@@ -266,16 +274,16 @@ def test_scales_are_those_of_the_tasks():
 @pytest.mark.parametrize("has_data", [False, True])
 def test_what_the_training_panels_use(monkeypatch, full, has_torch, has_data):
     """Real data where they are; short runs and stand-ins say that they are."""
-    monkeypatch.setattr(training_plans, "available", lambda name: has_data)
+    monkeypatch.setattr(training_panels, "available", lambda name: has_data)
     monkeypatch.setattr(
-        training_plans.importlib.util, "find_spec", lambda name: object() if has_torch else None
+        training_panels.importlib.util, "find_spec", lambda name: object() if has_torch else None
     )
-    e, f = (training_plans.plan(letter, full) for letter in "ef")
+    e, f = (training_panels.plan(letter, full) for letter in "ef")
     for plan in (e, f):
-        assert (plan.study is None) != (plan.course is None)
+        assert isinstance(plan.run, dict | network.NumpyTraining)
         assert ("shortened" in plan.label or "digits" in plan.label) == bool(plan.note)
     if has_data and has_torch and full:
-        assert [e.study, f.study] == [training_plans.PAPER[letter] for letter in "ef"]
+        assert [e.run, f.run] == [training_panels.PAPER[letter] for letter in "ef"]
         return
     assert ("MNIST" in e.label and "digits" not in e.label) == has_data
     assert ("narrow" in f.label) == (has_data and has_torch)
@@ -286,7 +294,7 @@ def test_what_the_training_panels_use(monkeypatch, full, has_torch, has_data):
 
 def test_a_study_becomes_the_table_of_a_panel(tmp_path):
     """The study machinery on the digits: the same numbers as a trial of its own."""
-    from lossnav.studies.trial.records import Trial
+    from lossnav.studies.trial import Trial
     from lossnav.studies.trial.training import run_trial
 
     study = {
@@ -298,7 +306,7 @@ def test_a_study_becomes_the_table_of_a_panel(tmp_path):
         "training": {"clip": 5.0, "evaluations": 2},
     }
     said = []
-    table = fig2ef._by_study(study, False, tmp_path, said.append)
+    table = training_panels._by_study(study, False, tmp_path, said.append)
     trial = Trial(
         task="digits", rule="sgd", task_kind="digits", rule_kind="torch.optim.SGD", point={},
         task_settings={"validation": 0, "metric": "accuracy"}, settings={"lr": 0.1}, seed=4,
@@ -313,14 +321,13 @@ def test_a_study_becomes_the_table_of_a_panel(tmp_path):
     )
     assert any("sgd, seed 4: done" in line for line in said)
     said.clear()
-    again = fig2ef._by_study(study, False, tmp_path, said.append)
+    again = training_panels._by_study(study, False, tmp_path, said.append)
     assert again["training loss"].tolist() == table["training loss"].tolist()
     assert not any("done" in line for line in said)  # nothing was trained again
 
 
 def test_narrow_network_for_cifar(monkeypatch):
     """A quarter of the paper's widths, on data of the right shape."""
-    from lossnav.paper.figures import narrow
     from lossnav.studies.data import ImageData
     from lossnav.studies.tasks import images
 
@@ -330,25 +337,22 @@ def test_narrow_network_for_cifar(monkeypatch):
         np.arange(80, dtype=np.uint8) % 10,
     )
     monkeypatch.setattr(images, "load", lambda name: ImageData(x, y, x, y))
-    task = narrow.Narrow(batch_size=16, judged=30)
+    task = training_panels.narrow_cifar(test_images=30)
     batch = next(iter(task.batches(torch.Generator().manual_seed(0))))
     model = task.model()
-    assert model(batch[0]).shape == (16, 10)
+    assert model(batch[0]).shape == (64, 10)
     assert sum(p.numel() for p in model.parameters()) < 0.07 * 2_360_138
     assert set(task.evaluate(model, "test")) == {"loss", "accuracy"}
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    place = tmp_path / "a.csv"
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    def stopped(*given):
+        raise RuntimeError
 
-    def stopped():
-        with style.whole(place) as part:
-            part.write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        stopped()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stopped)
+        with pytest.raises(RuntimeError):
+            style.save_csv({"x": [1.0]}, tmp_path, "a")
     assert list(tmp_path.iterdir()) == []
-    with style.whole(place) as part:
-        part.write_text("all")
+    style.save_csv({"x": [1.0]}, tmp_path, "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]

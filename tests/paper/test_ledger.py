@@ -1,4 +1,4 @@
-"""The ledger: every display has a check that runs, its verdict comes from code, and a broken library is noticed."""
+"""The ledger: every display has a check that runs, and a broken library changes its verdict."""
 
 import csv
 import functools
@@ -16,17 +16,14 @@ import numpy as np
 import pytest
 import sympy
 
+from chromium import MISSING, launch_options
 from lossnav.equations.lagrangian import Lagrangian
-from lossnav.paper import derivations, reproduce
-from lossnav.paper.ledger import Verdict, ledger, registry, report, summary, symbols
-from lossnav.paper.ledger.evidence import (
-    Evidence,
-    approached,
-    defined,
-    derived,
-    numeric,
-    numerics,
-)
+from lossnav.paper import ledger as registry
+from lossnav.paper import reproduce, sections
+from lossnav.paper.ledger import Verdict, comparison, ledger, summary, symbols
+from lossnav.paper.ledger.comparison import Evidence, approached, defined, derived, numeric
+from lossnav.paper.ledger.form import right_form
+from lossnav.paper.page import render, wrapped
 from lossnav.problem import objective
 from lossnav.solvers.trajectory import Trajectory
 
@@ -68,6 +65,9 @@ def test_counts_by_verdict(entries):
     said = {kind: int(n) for kind, n in re.findall(r"^\| (\w+) \| (\d+) \|", page, re.MULTILINE)}
     assert said == counts
     assert f"{len(entries)} displays" in page
+    read = Counter(entry.read for entry in entries)
+    assert f"on symbols for {read['symbols']} displays and on numbers for {read['numbers']}" in page
+    assert read.total() == read["symbols"] + read["numbers"]
 
 
 def test_corrections_are_those_that_the_checks_found(entries):
@@ -128,9 +128,8 @@ def test_displays_are_those_of_the_paper():
     """Against the source where LOSSNAV_PAPER names it; and by the file's own numbering, always."""
     found = registry.displays()
     counts = Counter(display["section"] for display in found)
-    assert counts == {
-        "2": 2, "3": 6, "4": 5, "5": 6, "6": 2, "A": 10, "B": 7, "C": 32, "E": 22, "F": 6, "G": 41, "H": 13, "I": 12,
-    }  # fmt: skip
+    expected = (2, 6, 5, 6, 2, 10, 7, 32, 22, 6, 41, 13, 12)
+    assert counts == dict(zip("23456ABCEFGHI", expected, strict=True))
     for section, count in counts.items():
         own = [display["id"] for display in found if display["section"] == section]
         assert own == [f"{section}.{n}" for n in range(1, count + 1)]
@@ -141,9 +140,13 @@ def test_displays_are_those_of_the_paper():
 
 
 def test_formulas_are_those_of_the_latex():
-    for form in [*registry.displays(), *registry.corrections().values()]:
-        assert form["mathml"] == tool().mathml(form["latex"])
-        assert ElementTree.fromstring(form["mathml"]).tag.endswith("math")
+    printed = {display["id"]: display["latex"] for display in registry.displays()}
+    right = {k: right_form(printed[k], v["edits"]) for k, v in registry.corrections().items()}
+    pairs = [(display["mathml"], display["latex"]) for display in registry.displays()]
+    pairs += [(registry.corrections()[name]["mathml"], latex) for name, latex in right.items()]
+    for formula, latex in pairs:
+        assert formula == tool().mathml(latex)
+        assert ElementTree.fromstring(formula).tag.endswith("math")
 
 
 def test_the_tool_leaves_its_own_files_as_they_are(tmp_path, monkeypatch, capsys):
@@ -165,12 +168,12 @@ def test_how_displays_are_counted():
 \begin{align} a &= b \notag \\ c &= d \\ e &= f \end{align} and \begin{equation*} y \end{equation*}
 \[ z \] $$ w $$ and $not$ this \\[2pt] nor this
 \appendix
-\section{Two} no display \section{Three} \begin{gather*} u \end{gather*} \begin{equation} v \end{equation}
+\section{Two} no display
+\section{Three} \begin{gather*} u \end{gather*} \begin{equation} v \end{equation}
 \end{document}"""
     found = tool().displays(source)
-    assert [(d["id"], d["number"]) for d in found] == [
-        ("1.1", [1]), ("1.2", [2, 3]), ("1.3", []), ("1.4", []), ("1.5", []), ("B.1", []), ("B.2", [4]),
-    ]  # fmt: skip
+    numbers = {"1.1": [1], "1.2": [2, 3], "1.3": [], "1.4": [], "1.5": [], "B.1": [], "B.2": [4]}
+    assert [(d["id"], d["number"]) for d in found] == list(numbers.items())
     assert [d["label"] for d in found[:2]] == ["a", None]
     assert found[0]["latex"] == "x = 1"
     assert found[1]["latex"].startswith(r"\begin{aligned}")
@@ -180,23 +183,23 @@ def test_how_displays_are_counted():
 
 
 def test_a_verdict_needs_evidence():
-    assert numeric([1.0, 2.0], [1.0, 2.0]).verdict is Verdict.NUMERIC
-    assert defined([(3.0, 3.0)]).verdict is Verdict.DEFINITION
-    assert numeric([1.0], [1.0 + 1e-6]).verdict is Verdict.OPEN
-    assert numeric([0.0], [0.0]).verdict is Verdict.OPEN  # nothing was compared
-    assert numeric([np.nan], [1.0]).verdict is Verdict.OPEN
-    assert numerics([(1.0, 1.0), (1.0, np.nan)]).verdict is Verdict.OPEN
+    assert numeric(([1.0, 2.0], [1.0, 2.0])).verdict is Verdict.NUMERIC
+    assert defined((3.0, 3.0)).verdict is Verdict.DEFINITION
+    assert numeric(([1.0], [1.0 + 1e-6])).verdict is Verdict.OPEN
+    assert numeric(([0.0], [0.0])).verdict is Verdict.OPEN  # nothing was compared
+    assert numeric(([np.nan], [1.0])).verdict is Verdict.OPEN
+    assert numeric((1.0, 1.0), (1.0, np.nan)).verdict is Verdict.OPEN
     with pytest.raises(ValueError, match="shapes"):
-        numeric([1.0], [1.0, 1.0])
+        numeric(([1.0], [1.0, 1.0]))
 
 
 def test_formulas_must_be_equal():
     x, y = sympy.symbols("x y")
-    assert derived([((x + y) ** 2, x**2 + 2 * x * y + y**2)]).verdict is Verdict.DERIVED
-    assert derived([(x, x), (x, y)]).verdict is Verdict.OPEN
-    assert derived([(x - x, 0)]).verdict is Verdict.OPEN  # nothing was compared
+    assert derived(((x + y) ** 2, x**2 + 2 * x * y + y**2)).verdict is Verdict.DERIVED
+    assert derived((x, x), (x, y)).verdict is Verdict.OPEN
+    assert derived((x - x, 0)).verdict is Verdict.OPEN  # nothing was compared
     with pytest.raises(ValueError, match="shorter"):
-        derived([([x, y], [x])])
+        derived(([x, y], [x]))
 
 
 def test_a_limit_must_have_its_order():
@@ -207,7 +210,7 @@ def test_a_limit_must_have_its_order():
 
 
 def test_corrected_means_that_one_form_fails_and_the_other_holds():
-    right, wrong, near = numeric(1.0, 1.0), numeric(1.0, 2.0), numeric(1.0, 1.0 + 1e-6)
+    right, wrong, near = numeric((1.0, 1.0)), numeric((1.0, 2.0)), numeric((1.0, 1.0 + 1e-6))
     assert wrong.otherwise(right).verdict is Verdict.CORRECTED
     assert wrong.otherwise(wrong).verdict is Verdict.OPEN
     assert right.otherwise(right).verdict is Verdict.OPEN  # the check cannot tell them apart
@@ -216,8 +219,8 @@ def test_corrected_means_that_one_form_fails_and_the_other_holds():
 
 
 def test_all_parts_must_hold():
-    good, bad = numeric(1.0, 1.0), numeric(1.0, 2.0)
-    assert good.also(good, derived([(sympy.S.One, 1)])).verdict is Verdict.NUMERIC
+    good, bad = numeric((1.0, 1.0)), numeric((1.0, 2.0))
+    assert good.also(good, derived((sympy.S.One, 1))).verdict is Verdict.NUMERIC
     assert good.also(bad).verdict is Verdict.OPEN
     assert good.also(bad).wrong
 
@@ -272,7 +275,7 @@ def test_a_display_without_a_check_is_open(monkeypatch):
 
 def test_two_checks_for_one_display():
     with pytest.raises(ValueError, match=r"Display 3\.2 has two checks"):
-        registry.check("3.2")(lambda: Evidence(Verdict.NUMERIC, True, "", False))
+        comparison.check("3.2")(lambda: Evidence(Verdict.NUMERIC, True, "", False))
 
 
 # The page and the files
@@ -282,7 +285,7 @@ def test_two_checks_for_one_display():
 def results(entries, tmp_path_factory):
     folder, said = tmp_path_factory.mktemp("results"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(derivations, "ledger", lambda progress: entries)
+        patch.setattr(sections, "ledger", lambda progress: entries)
         page = reproduce(folder, ("equations",), said.append)
     return page, said
 
@@ -302,10 +305,41 @@ def test_the_page_holds_every_display_and_links_to_its_code(results, entries):
     assert len(links) == 164
     for (name, line), entry in zip(links, entries, strict=True):
         code = (page.parent / name).read_text(encoding="utf-8")
-        assert re.search(rf'<span id="{line}"><i>\d+</i>@check\(&quot;{entry.id}&quot;\)', code)
+        assert re.search(rf'<span id="{line}"><i>\d+</i>@check\(&#34;{entry.id}&#34;\)', code)
     for formula in re.findall(r"<math.*?</math>", html, flags=re.DOTALL):
         ElementTree.fromstring(formula)
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', html)
+
+
+def test_formulas_are_cut_where_a_line_may_break():
+    """Before relations and sums, also in large brackets, but not in small ones nor at a sign."""
+
+    def pieces(latex):
+        html = wrapped(tool().mathml(latex))
+        return [re.sub("<.*?>", "", one) for one in re.findall("<math.*?</math>", html, re.DOTALL)]
+
+    assert pieces(r"x = - a + f(b - c)^2 d") == ["x", "=−a", "+f(b−c)2d"]
+    assert pieces(r"x = \left[ a - b \right] c") == ["x", "=[a", "−b]c"]
+    assert pieces(r"\begin{aligned} x &= a \\ y &= b \end{aligned}") == ["x", "=a", "y", "=b"]
+    cases = pieces(r"x = \begin{cases} a + b & \text{if } c \\ d & \text{else} \end{cases}")
+    assert cases == ["x", "={", "a", "+b", "if\u00a0c", "d", "else"]
+
+
+CUT = """() => [...document.querySelectorAll(".math, .wide")].filter(
+    one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
+
+
+@pytest.mark.skipif(launch_options() is None, reason=MISSING)
+def test_no_formula_is_cut_off(results):
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(**launch_options())
+        for width in (1200, 390):
+            window = browser.new_page(viewport={"width": width, "height": 900})
+            window.goto(results[0].as_uri())
+            assert window.evaluate("() => document.querySelectorAll('.math').length") > 194
+            assert window.evaluate(CUT) == []
+        browser.close()
 
 
 def test_the_filter_needs_no_script(results, entries):
@@ -324,11 +358,12 @@ def test_the_data_files_hold_what_the_page_shows(results, entries):
         rows = list(csv.DictReader(file))
     assert [row["display"] for row in rows] == [entry.id for entry in entries]
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    report.write(entries, folder)
+    sections.write_ledger(entries, folder)
     assert before == {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_text_is_escaped_and_has_letters(entries):
     odd = replace(entries[0], checked="a < b & theta_0", reached="agrees to 1e-9")
-    assert "a &lt; b &amp; θ₀" in report.body([odd])
-    assert "agrees to 10<sup>−9</sup>" in report.body([odd])
+    body = render("ledger.html.j2", **sections.ledger_values([odd]))
+    assert "a &lt; b &amp; θ₀" in body
+    assert "agrees to 10<sup>−9</sup>" in body

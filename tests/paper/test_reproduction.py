@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lossnav.cli import commands
-from lossnav.paper import PARTS, cache, derivations, kept_results, paths, reproduce
-from lossnav.paper.figures import basins, fig2, mixed, noise, regret, style, training_plans
+from lossnav.paper import PARTS, cache, reproduce, sections
+from lossnav.paper.figures import double_well, regret, style, training_panels, uncertainty
+from lossnav.paper.figures.discount import fig2, mixed
 from lossnav.paper.ledger import ledger
 from lossnav.studies.data import DataError
 
@@ -36,18 +38,17 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LOSSNAV_DATA", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(
-            derivations, "ledger", functools.partial(ledger, only=["3.2", "E.12", "G.30"])
-        )
-        for paper in training_plans.PAPER.values():
+        few = functools.partial(ledger, only=["3.2", "E.12", "G.30"])
+        patch.setattr(sections, "ledger", few)
+        for paper in training_panels.PAPER.values():
             patch.setitem(paper, "budget", {"epochs": 1})
-        patch.setattr(noise, "STEPS", 400)
-        patch.setattr(noise, "EXAMPLES", 60)
+        patch.setattr(uncertainty, "STEPS", 400)
+        patch.setattr(uncertainty, "EXAMPLES", 60)
         patch.setattr(regret, "RATES", (0.25,))
         patch.setattr(regret, "STEPS", 30)
         some = {name: regret.OBJECTIVES[name] for name in ("no discount", "γ = 1")}
         patch.setattr(regret, "OBJECTIVES", some)
-        patch.setattr(basins, "STARTS", (-0.6,))
+        patch.setattr(double_well, "STARTS", (-0.6,))
         path = reproduce(out, (), said.append)
     return path, said
 
@@ -123,7 +124,7 @@ def test_a_finished_part_is_not_made_again(counted, tmp_path, monkeypatch):
     said = []
     reproduce(tmp_path, ("fig2",), said.append)
     assert counted == ["fig2"]
-    assert said == ["[1/1] fig2", "  fig2 is as the last run left it"]
+    assert said == ["[1/1] fig2", "  fig2 is unchanged since the last run"]
     assert page.read_bytes() == before
     (tmp_path / "fig2_line.csv").write_text("x\n")  # someone has changed a file
     reproduce(tmp_path, ("fig2",))
@@ -131,11 +132,11 @@ def test_a_finished_part_is_not_made_again(counted, tmp_path, monkeypatch):
     (tmp_path / cache.FOLDER / "fig2.json").write_text("{")  # a damaged record
     reproduce(tmp_path, ("fig2",))
     assert counted == ["fig2"] * 3
-    monkeypatch.setattr(cache, "_code", lambda: "other code")
+    monkeypatch.setattr(cache, "code_hash", lambda root, unused: "other code")
     reproduce(tmp_path, ("fig2",))
     assert counted == ["fig2"] * 4
     assert page.read_bytes() == before
-    assert not list(tmp_path.glob(".*.part"))
+    assert {path.name for path in tmp_path.glob(".*")} <= {cache.FOLDER}
 
 
 def test_an_interrupted_run_goes_on_where_it_was(counted, tmp_path, monkeypatch):
@@ -168,15 +169,35 @@ def test_what_a_part_follows_from(change, same):
     ) is same
 
 
-def test_data_are_told_apart_by_their_checksums(tmp_path, monkeypatch):
+def test_only_the_code_that_a_part_uses_counts(tmp_path):
+    """A change of the explorer, the command line or the studies rebuilds no figure of a solver."""
+    for folder in ("solvers", "explorer", "cli", "studies"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "code.py").write_text("before")
+
+    def key(uses=()):
+        cache.code_hash.cache_clear()
+        return cache.code_hash(tmp_path, cache._UNUSED - set(uses))
+
+    plain, trained = key(), key(["studies"])
+    for folder in ("explorer", "cli", "studies"):
+        (tmp_path / folder / "code.py").write_text("after")
+    assert key() == plain
+    assert key(["studies"]) != trained
+    (tmp_path / "solvers" / "code.py").write_text("after")
+    assert key() != plain
+    assert {name for name, part in PARTS.items() if "studies" in part.uses} == {"fig2ef", "noise"}
+
+
+def test_data_are_identified_by_their_checksums(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOSSNAV_DATA", str(tmp_path))
-    seen = {cache.held("mnist")}
+    seen = {cache.data_checksums("mnist")}
     for value in (0, 1):
         np.savez(tmp_path / "mnist.npz", x_train=np.full(3, value))
-        seen.add(cache.held("mnist"))
+        seen.add(cache.data_checksums("mnist"))
     (tmp_path / "mnist.npz").write_bytes(b"cut")
-    seen.add(cache.held("mnist"))
+    seen.add(cache.data_checksums("mnist"))
     assert len(seen) == 4
     assert "none" in seen
 
@@ -198,7 +219,7 @@ def test_a_folder_that_is_full(counted, tmp_path):
         f"Error: No room is left for the results in {tmp_path}"
     )
     assert len(result.stderr.splitlines()) == 2
-    assert not list(tmp_path.glob(".*.part"))
+    assert {path.name for path in tmp_path.glob(".*")} <= {cache.FOLDER}
     assert run("fig2", "--out", str(tmp_path)).exit_code == 0
 
 
@@ -206,12 +227,12 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     result = run("fig2", "--out", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"Error: The results cannot be written to {tmp_path}: Read-only file system. Choose another folder "
-        "with --out.\n"
+        f"Error: The results cannot be written to {tmp_path}: Read-only file system. Choose "
+        "another folder with --out.\n"
     )
 
 
@@ -227,8 +248,8 @@ def test_a_part_without_its_extra_says_so_and_is_tried_again(tmp_path, monkeypat
     def missing():
         raise DataError("The digits come with scikit-learn, which is not installed.")
 
-    monkeypatch.setattr(noise, "examples", missing)
-    monkeypatch.setattr(noise, "process", lambda: (None, None))
+    monkeypatch.setattr(uncertainty, "examples", missing)
+    monkeypatch.setattr(uncertainty, "process", lambda: (None, None))
     said = []
     text = reproduce(tmp_path, ("noise",), said.append).read_text(encoding="utf-8")
     assert "which is not installed" in text
@@ -237,26 +258,26 @@ def test_a_part_without_its_extra_says_so_and_is_tried_again(tmp_path, monkeypat
 
 
 def test_studies_and_fingerprints_are_shown_or_said_to_be_elsewhere(monkeypatch):
-    rows = [path.read_text().splitlines()[1:] for path in kept_results._files("training")]
-    shown = kept_results.training().body
-    assert "<td>fashion</td><td>muon</td>" in shown  # two tasks in one study are told apart
+    rows = [path.read_text().splitlines()[1:] for path in sections.stored_files("training")]
+    shown = sections.training_studies().body
+    assert "<td>fashion</td><td>muon</td>" in shown  # a study with two tasks names them
     assert shown.count("<tr><td>") == sum(map(len, rows)) > 0
-    found = kept_results.fingerprints().body
+    found = sections.fingerprints().body
     assert "<td>AdamW</td>" in found
     assert "weight_decay = 0.1" in found
-    monkeypatch.setattr(kept_results, "_files", lambda name: [])
-    assert "source tree" in kept_results.training().body
-    assert "lossnav infer" in kept_results.fingerprints().body
+    monkeypatch.setattr(sections, "stored_files", lambda name: [])
+    assert "source tree" in sections.training_studies().body
+    assert "lossnav infer" in sections.fingerprints().body
 
 
 def test_every_exact_path_is_approached_at_second_order():
-    for row in paths.table():
+    for row in sections.exact_paths():
         assert float(row["order"]) == pytest.approx(2.0, abs=0.05)
         assert float(row["800 steps off by"]) < 1e-4
 
 
 def test_examples_are_derived_for_each_section():
-    where = " ".join(example.where for example in derivations.examples())
+    where = " ".join(where for where, *_ in sections.examples())
     for section in ("Sec. 3", "Sec. 4", "Sec. 5", "Sec. 6", "App. C", "App. G", "App. H", "App. I"):
         assert section in where
 
@@ -268,22 +289,22 @@ def test_reproduction_does_not_import_torch():
 
 LOOK = """() => ({
 wide: document.documentElement.scrollWidth, seen: innerWidth, images: document.images.length,
-over: [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1
-&& !e.closest(".wide, .math, .picture")).slice(0, 5).map(e => e.outerHTML.slice(0, 80)),
+over: [...document.querySelectorAll("body *")]
+.filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+.filter(e => !e.closest(".wide, .math, .picture")).slice(0, 5).map(e => e.outerHTML.slice(0, 80)),
 bad: [...document.images].filter(i => !i.naturalWidth || i.width < 540).map(i => i.alt)})"""
 
 
 def browse(folder, *arguments):
     """Run a browser without a window; what it prints."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]  # fmt: skip
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=180
-    ).stdout
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu"]
+    command += [f"--user-data-dir={folder / 'profile'}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
 
 
 @pytest.mark.parametrize("width", [390, 320])
 def test_in_a_browser_at_the_width_of_a_phone(page, width):
-    """Every figure is there and large enough to read, and nothing makes the page wider than the screen."""
+    """Every figure is large enough to read, and nothing is wider than the screen."""
     text = page[0].read_text(encoding="utf-8")
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     assert text.count("<img") == len(FIGURES)

@@ -1,4 +1,4 @@
-"""reproduce(): the paper's results worked out again, into one page that opens from disk."""
+"""reproduce(): the paper's results, computed again into one page that opens from disk."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lossnav._base import checks
-from lossnav.paper import cache
+from lossnav._base.files import write_whole
+from lossnav.paper.cache import writing
 from lossnav.paper.page import write_page
-from lossnav.paper.parts import PARTS, Job, current, made
+from lossnav.paper.sections import PARTS, Job, built, finished
 
 __all__ = ["PARTS", "reproduce"]
 
@@ -20,22 +21,22 @@ def reproduce(
     *,
     full: bool = False,
 ) -> Path:
-    """Rebuild the named parts of the paper into ``out/index.html``, with figures and data beside it.
+    """Rebuild the named parts of the paper into ``out/index.html``, with figures and data.
 
-    A part that an earlier run has finished in the same folder is not made again, unless the code, the
-    versions below it, its settings or its data have changed. The page shows all that the folder holds.
+    A part that an earlier run finished in the same folder is reused, unless the code, the versions
+    of packages, its settings or its data have changed. The page shows every part in the folder.
 
     Args:
-        out: Folder to write to; made if it is not there.
+        out: Folder to write to; created if missing.
         what: Names of parts, see `PARTS`; nothing or ``all`` means all.
         progress: Called with a line before each part.
-        full: Train as long as the paper does, which takes hours; else short runs stand in for it.
+        full: Train as long as the paper does, which takes hours; by default short runs stand in.
 
     Returns:
         The path of the page.
 
     Raises:
-        ValueError: The folder cannot be written, or is full: one sentence says so. What is finished is kept.
+        ValueError: The folder cannot be written, or is full. Finished parts are kept.
 
     Examples:
         >>> import tempfile
@@ -46,13 +47,15 @@ def reproduce(
     """
     wanted = [checks.choice("part", part, [*PARTS, "all"]) for part in what]
     names = [name for name in PARTS if not wanted or "all" in wanted or name in wanted]
-    with cache.writing(out):
-        cache.prepare(out)
+    with writing(out):  # fail before any work if the folder cannot be written
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / ".try", b"")
+        (out / ".try").unlink()
     job = Job(out, full, progress)
     sections = {}
     for number, name in enumerate(names, 1):
         progress(f"[{number}/{len(names)}] {name}")
-        sections[name] = made(name, job)
-    found = [sections.get(name) or current(name, job) for name in PARTS]
-    with cache.writing(out):
-        return write_page(out, [section for section in found if section is not None])
+        sections[name] = built(name, job)
+    shown = [sections.get(name) or finished(name, job) for name in PARTS]
+    with writing(out):
+        return write_page(out, [section for section in shown if section is not None])

@@ -1,7 +1,7 @@
-"""What a run leaves for the next one: finished parts, and what they were made from.
+"""Finished parts of the page, which the next run reuses.
 
-A part is made again if its files are not as it left them, or if what they follow from has changed: the code of
-the package, the versions below it, its settings, or the data it read.
+A part is rebuilt if its files have changed since, or if any of its inputs has: the code of the
+package, the versions of Python and of the packages it uses, its settings, or its data.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import errno
 import functools
 import hashlib
 import json
-import os
 import platform
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -21,54 +19,55 @@ from pathlib import Path
 from typing import Any
 
 import lossnav
-from lossnav.paper.figures.style import whole
+from lossnav._base.files import write_whole
 from lossnav.paper.page import Section
 
 FOLDER = ".parts"
-_BELOW = ("numpy", "scipy", "sympy", "matplotlib", "scikit-learn", "torch")
+_PACKAGES = ("numpy", "scipy", "sympy", "matplotlib", "jinja2", "scikit-learn", "torch")
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+_UNUSED = frozenset({"__pycache__", "cli", "explorer", "inference", "optim", "studies"})
+"""Folders of code that no part depends on, unless it says so."""
 
 
-def key(name: str, settings: Mapping[str, Any]) -> str:
-    """A hash of all that a part follows from.
+def key(name: str, settings: Mapping[str, Any], uses: tuple[str, ...] = ()) -> str:
+    """A hash of a part's inputs; ``uses`` names folders of code that few parts depend on.
 
     Examples:
         >>> key("fig1", {}) == key("fig1", {}) != key("fig1", {"full": True})
         True
     """
-    inputs = {"part": name, "settings": dict(settings), "code": _code(), "below": _versions()}
+    root = Path(lossnav.__file__).parent
+    code = code_hash(root, _UNUSED - set(uses))
+    inputs = {"part": name, "settings": dict(settings), "code": code, "versions": _versions()}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
-_UNUSED = {"__pycache__", "cli", "explorer"}
-
-
 @functools.cache
-def _code() -> str:
-    """A hash of every file of the package that could change a result: not the explorer, not the command line."""
-    root, total = Path(lossnav.__file__).parent, hashlib.sha256()
+def code_hash(root: Path, unused: frozenset[str]) -> str:
+    """A hash of every source file below ``root`` outside the unused folders."""
+    total = hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".json") and not _UNUSED & set(path.parts):
-            total.update(f"{path.relative_to(root).as_posix()}\0".encode())
-            total.update(path.read_bytes())
+        place = path.relative_to(root)
+        if path.suffix in (".py", ".json", ".j2", ".toml") and not unused & set(place.parts):
+            total.update(f"{place.as_posix()}\0".encode() + path.read_bytes())
     return total.hexdigest()
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in _BELOW:
+    for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
 
 
-def held(name: str) -> str:
-    """A fingerprint of a data set's file, or "none": the checksums that its own directory keeps."""
-    from lossnav.studies.data import _found
-    from lossnav.studies.data.sources import HOMES
+def data_checksums(name: str) -> str:
+    """The checksums stored in a data set's file, or "none" without one."""
+    from lossnav.studies.data import stored
+    from lossnav.studies.data.downloads import HOMES
 
-    path = _found(HOMES[name])
+    path = stored(HOMES[name])
     if path is None:
         return "none"
     try:
@@ -79,7 +78,7 @@ def held(name: str) -> str:
 
 
 def find(out: Path, name: str, wanted: str) -> Section | None:
-    """The part as an earlier run left it, if all of it is still there and nothing has changed."""
+    """The part from an earlier run, if its key matches and all its files are unchanged."""
     try:
         record = json.loads((out / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         if record["key"] != wanted:
@@ -88,43 +87,36 @@ def find(out: Path, name: str, wanted: str) -> Section | None:
             return None
         section = Section(**record["section"])
         return section._replace(files=tuple(section.files))
-    except (OSError, ValueError, KeyError, TypeError):  # damaged or gone: it is made again
+    except (OSError, ValueError, KeyError, TypeError):  # damaged or missing: rebuild it
         return None
 
 
 def keep(out: Path, name: str, made_from: str, section: Section) -> None:
-    """Write down that a part is finished; the last thing that a part does."""
+    """Record that a part is finished, after all its files are written."""
     files = {file: _hash(out / file) for file in section.files}
     record = {"key": made_from, "files": files, "section": section._asdict()}
     (out / FOLDER).mkdir(exist_ok=True)
-    with whole(out / FOLDER / f"{name}.json") as part:
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1) + "\n"
+    write_whole(out / FOLDER / f"{name}.json", text.encode())
 
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def prepare(out: Path) -> None:
-    """Make the folder and try it, so that a folder that cannot be written is told before any work."""
-    out.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".try-", dir=out)
-    os.close(handle)
-    os.unlink(name)
-
-
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one sentence."""
+    """Turn an error of the file system into one sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise ValueError(
-                f"No room is left for the results in {out} ({error.strerror}): finished parts are kept, so free "
-                "some space and run the same command again, or choose another folder with --out."
+                f"No room is left for the results in {out} ({error.strerror}): finished parts are "
+                "kept, so free some space and run the same command again, or choose another "
+                "folder with --out."
             ) from error
         raise ValueError(
-            f"The results cannot be written to {out}: {error.strerror or error}. Choose another folder with "
-            "--out."
+            f"The results cannot be written to {out}: {error.strerror or error}. Choose another "
+            "folder with --out."
         ) from error

@@ -1,1 +1,1 @@
-"""The paper's figures, drawn again: one module for each, ``data()`` and then ``draw(data)``."""
+"""The figures of the page, each a `style.PaperFigure` with ``data`` and ``draw``."""

@@ -1,4 +1,4 @@
-"""Each rule is best under its own assumptions: what other rules pay in J, under six objectives."""
+"""The regret matrix: the excess J of each rule under the assumptions of the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossnav.paper.figures.style import WIDTH, Tables, panels, styled
+from lossnav.paper.figures import style
+from lossnav.paper.figures.style import PaperFigure, Tables
 from lossnav.problem.geometry import Decay, Rotation
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
@@ -18,13 +19,6 @@ from lossnav.rules import Rule, learning_rule, zoo
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLE = "Which rule is optimal under which assumptions"
-NOTES = (
-    "One loss, six sets of assumptions (rows). The first six rules are those that learning_rule derives from "
-    "each row's objective; SGD, RMSprop and Adam have the best of 17 learning rates for each row. "
-    "Regret is J minus that of the optimal path, which no rule can beat; dt = 0.1 leaves a little of it even "
-    "to the right rule.",
-)
 LOSS = Quadratic([4.0, 0.25], minimum=[0.0, -0.5])
 START, STEPS, DT = (1.5, 1.5), 120, 0.1
 OBJECTIVES = {
@@ -36,13 +30,15 @@ OBJECTIVES = {
     "decay": Objective(LOSS, drift=Decay(1.0), gamma=1.0),
 }
 TUNED: dict[str, Callable[[float], Rule]] = {
-    "SGD": zoo.SGD, "RMSprop": zoo.RMSprop, "Adam": zoo.Adam,
-}  # fmt: skip
+    "SGD": zoo.SGD,
+    "RMSprop": zoo.RMSprop,
+    "Adam": zoo.Adam,
+}
 RATES = tuple(2.0**n for n in range(-14, 3))
 
 
 def data() -> Tables:
-    """The regret of each rule under each objective, and the learning rates that were best."""
+    """The regret of each rule under each objective, and the best learning rates."""
     derived = {name: learning_rule(objective, DT) for name, objective in OBJECTIVES.items()}
     newton = {"Newton": learning_rule(OBJECTIVES["γ = 1"], math.inf)}
     table: dict[str, list[float]] = {name: [] for name in (*derived, *newton, *TUNED)}
@@ -60,16 +56,14 @@ def data() -> Tables:
         optimal.append(ranking.optimal.J)
         for name, column in table.items():
             column.append(ranking.regret[name])
-    rows = {"objective": np.array(list(OBJECTIVES))}
-    return {
-        "regret": rows
-        | {"optimal J": np.array(optimal)}
-        | {name: np.array(column) for name, column in table.items()},
-        "regret rates": rows | {name: np.array(column) for name, column in rates.items()},
-    }
+    rows, regrets, best_rates = (
+        {name: np.array(column) for name, column in columns.items()}
+        for columns in ({"objective": list(OBJECTIVES)}, {"optimal J": optimal} | table, rates)
+    )
+    return {"regret": rows | regrets, "regret rates": rows | best_rates}
 
 
-@styled
+@style.styled
 def draw(tables: Tables) -> Figure:
     """The matrix: numbers are regrets in J, shades their share of the optimal J."""
     from matplotlib.colors import LogNorm
@@ -78,23 +72,22 @@ def draw(tables: Tables) -> Figure:
     rules = [name for name in table if name not in ("objective", "optimal J")]
     values = np.array([table[name] for name in rules]).T
     share = np.clip(values / np.abs(table["optimal J"])[:, None], 1e-3, 10)
-    figure, ((ax,),) = panels(1, width=WIDTH, height=3.1)
+    figure, ((ax,),) = style.panels(1, height=3.1)
     ax.imshow(share, cmap="Blues", norm=LogNorm(1e-3, 10), aspect="auto", alpha=0.75)
     for (i, j), value in np.ndenumerate(values):
-        best = value == values[i].min()
-        text = (
-            f"{value:.2g}" if 1e-3 <= value < 100 else ("∞" if np.isinf(value) else f"{value:.0e}")
-        )
-        ax.text(j, i, text, ha="center", va="center", fontweight="bold" if best else "normal",
-                color="white" if share[i, j] > 1 else "black")  # fmt: skip
+        text = f"{value:.2g}" if 1e-3 <= value < 100 else f"{value:.0e}"
+        weight = "bold" if value == values[i].min() else "normal"
+        look = {"color": "white" if share[i, j] > 1 else "black", "fontweight": weight}
+        ax.text(j, i, "∞" if np.isinf(value) else text, ha="center", va="center", **look)
     ax.axvline(len(OBJECTIVES) - 0.5, color="black", linewidth=0.8)
-    labels = [
-        f"{name}\n$J^*={J:.3g}$"
-        for name, J in zip(table["objective"], table["optimal J"], strict=True)
-    ]
+    named = zip(table["objective"], table["optimal J"], strict=True)
+    labels = [f"{name}\n$J^*={J:.3g}$" for name, J in named]
     ax.set_xticks(range(len(rules)), rules, rotation=30, ha="right")
     ax.set_yticks(range(len(labels)), labels)
     ax.set(title="Regret in $J$ under each objective (rows) of each rule (columns)")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     return figure
+
+
+regret = PaperFigure("regret", data, draw)

@@ -1,4 +1,4 @@
-"""One solution: where the path goes on the landscape, and what it costs on the way."""
+"""The figure of one solution: its path on the landscape, and its running cost."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import linalg
 
-from lossnav._base import checks
 from lossnav._base.checks import FloatArray
-from lossnav.paper.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    Tables,
-    panels,
-    styled,
-    whole,
-)
+from lossnav.paper.figures import style
+from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Tables
 from lossnav.problem.objective import Objective
 from lossnav.solvers.trajectory import Trajectory
 
@@ -28,13 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS: dict[str, dict[str, Any]] = {
-    "png": {"Software": "lossnav"},
-    "svg": {"Date": None, "Creator": "lossnav"},
-    "pdf": {"CreationDate": None, "Producer": "lossnav", "Creator": "lossnav"},
-}
 _GRID = 161
-_LINES = 8  # more coordinates than this are not told apart
+_LINES = 8  # more coordinates than this get one look
 
 
 def data(objective: Objective, path: Trajectory) -> Tables:
@@ -48,7 +33,7 @@ def data(objective: Objective, path: Trajectory) -> Tables:
     """
     from scipy.interpolate import PchipInterpolator
 
-    t = _shown(path) * np.linspace(0, 1, 1201) ** 2  # what is fast comes first
+    t = _shown(path) * np.linspace(0, 1, 1201) ** 2  # dense where the path is fast
     theta = path.at(t)
     costs = PchipInterpolator(path.t, np.stack([path.kinetic, path.potential], 1))(t)
     names = path.names or tuple(f"theta{i + 1}" for i in range(theta.shape[1]))
@@ -68,11 +53,11 @@ def data(objective: Objective, path: Trajectory) -> Tables:
     return tables
 
 
-@styled
+@style.styled
 def draw(tables: Tables) -> Figure:
     """The landscape with the path, or the coordinates over time; beside it the running costs."""
     wide = 7.6 if "landscape" in tables else 7.0
-    figure, ((place, cost),) = panels(2, width=wide, height=3.3)
+    figure, ((place, cost),) = style.panels(2, width=wide, height=3.3)
     path = tables["path"]
     names = [name for name in path if name not in ("t", "kinetic cost", "potential cost")]
     if "landscape" in tables:
@@ -81,64 +66,37 @@ def draw(tables: Tables) -> Figure:
         _draw_coordinates(place, path, names)
     cost.plot(path["t"], path["kinetic cost"], color=BLUE, label="kinetic: motion")
     cost.plot(path["t"], path["potential cost"], color=RED, dashes=(5, 2), label="potential: $kL$")
-    cost.set(
-        title="Running cost", xlabel="time $t$", ylabel="cost per unit of time",
-        xlim=(0, _busy(path)),
-    )  # fmt: skip
+    cost.set(title="Running cost", xlabel="time $t$", xlim=(0, _busy(path)))
+    cost.set_ylabel("cost per unit of time")
     cost.legend()
     return figure
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Save in the format that the name ends with; the same figure gives the same bytes."""
-    import matplotlib as mpl
-
-    kind = checks.choice("figure format", path.suffix.lstrip(".").lower(), KINDS)
-    with whole(path) as part, mpl.rc_context({"savefig.dpi": 200, "svg.hashsalt": "lossnav"}):
-        figure.savefig(part, format=kind, metadata=KINDS[kind])
+    """Save in the format that the file name ends with; equal figures are equal files."""
+    style.write(figure, path)
 
 
 def _draw_map(ax: Axes, tables: Tables, names: list[str]) -> None:
     from matplotlib.colors import BoundaryNorm
 
-    land, path = tables["landscape"], tables["path"]
-    # Each shade covers about as much of the map, a little less near the bottom where paths end.
-    levels = np.unique(np.nanquantile(land["loss"], np.linspace(0, 1, 17) ** 1.5))
+    land, path = tuple(tables["landscape"].values()), tables["path"]
+    # Each shade covers a similar area, a little less near the bottom where paths end.
+    levels = np.unique(np.nanquantile(land[2], np.linspace(0, 1, 17) ** 1.5))
     if len(levels) > 2:
         shades = BoundaryNorm(levels, 256)
-        ax.contourf(
-            land["x"], land["y"], land["loss"], levels, cmap="Greys", norm=shades, alpha=0.5
-        )
-        ax.contour(
-            land["x"],
-            land["y"],
-            land["loss"],
-            levels[1:-1],
-            colors="white",
-            linewidths=0.5,
-            linestyles="solid",
-        )
+        ax.contourf(*land, levels, cmap="Greys", norm=shades, alpha=0.5)
+        ax.contour(*land, levels[1:-1], colors="white", linewidths=0.5, linestyles="solid")
     x, y = names
+    flow, minima, end = ((tables[name][x], tables[name][y]) for name in ("flow", "minima", "end"))
     dots: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.6}
-    ax.plot(tables["flow"][x], tables["flow"][y], color=GREEN, dashes=(5, 2), label="gradient flow")
+    ax.plot(*flow, color=GREEN, dashes=(5, 2), label="gradient flow")
     ax.plot(path[x], path[y], color=BLUE, label="optimal path")
-    ax.plot(
-        tables["minima"][x],
-        tables["minima"][y],
-        "o",
-        color=RED,
-        markersize=6,
-        label="minimum",
-        **dots,
-    )
+    ax.plot(*minima, "o", color=RED, markersize=6, label="minimum", **dots)
     ax.plot(path[x][:1], path[y][:1], "s", color=BLUE, markersize=5, label="start", **dots)
-    ax.plot(
-        tables["end"][x], tables["end"][y], "D", color=ORANGE, markersize=4, label="end", **dots
-    )
-    ax.set(
-        title="Path", xlabel=_symbol(x), ylabel=_symbol(y), aspect="equal", anchor="N",
-        xlim=(land["x"].min(), land["x"].max()), ylim=(land["y"].min(), land["y"].max()),
-    )  # fmt: skip
+    ax.plot(*end, "D", color=ORANGE, markersize=4, label="end", **dots)
+    ax.set(title="Path", xlabel=_symbol(x), ylabel=_symbol(y), aspect="equal", anchor="N")
+    ax.set(xlim=(land[0].min(), land[0].max()), ylim=(land[1].min(), land[1].max()))
     ax.figure.legend(loc="outside lower center", ncols=5, columnspacing=1.2, handletextpad=0.5)
 
 
@@ -147,11 +105,9 @@ def _draw_coordinates(ax: Axes, path: dict[str, FloatArray], names: list[str]) -
     colours = [BLUE, RED, GREEN, ORANGE, GREY, "#CC79A7", "#56B4E9", "black"]
     dashes: list[Any] = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5))]
     for i, name in enumerate(names):
-        look = (
-            {"color": BLUE, "linewidth": 0.8, "alpha": 0.5}
-            if many
-            else {"color": colours[i], "linestyle": dashes[i % 4], "label": _symbol(name)}
-        )
+        look: dict[str, Any] = {"color": BLUE, "linewidth": 0.8, "alpha": 0.5}
+        if not many:
+            look = {"color": colours[i], "linestyle": dashes[i % 4], "label": _symbol(name)}
         ax.plot(path["t"], path[name], **look)
     label = _symbol(names[0]) if len(names) == 1 else "coordinates"
     ax.set(title="Path", xlabel="time $t$", ylabel=label, xlim=(0, path["t"][-1]))
@@ -166,14 +122,14 @@ def _symbol(name: str) -> str:
 
 
 def _shown(path: Trajectory) -> float:
-    """The time by which the path has come within a hundredth of its end, and a little more."""
+    """A little more than the time until the path is within a hundredth of its end."""
     if path.end is None:
         return float(path.t[-1])
     return _settling(path.t, np.linalg.norm(path.theta - path.end, axis=1), 0.01)
 
 
 def _busy(path: dict[str, FloatArray]) -> float:
-    """The time by which the running costs have nearly settled, and a little more."""
+    """A little more than the time until the running costs have nearly settled."""
     costs = np.stack([path["kinetic cost"], path["potential cost"]], 1)
     return _settling(path["t"], np.abs(costs - costs[-1]).max(axis=1), 0.005)
 
@@ -184,7 +140,7 @@ def _settling(t: FloatArray, left: FloatArray, share: float) -> float:
 
 
 def _gradient_flow(objective: Objective, theta0: FloatArray) -> FloatArray:
-    """Steepest descent of the loss from the start until it stands still."""
+    """Gradient flow of the loss from the start until it stops."""
     from scipy.integrate import solve_ivp
 
     loss, size = objective.loss, 1 + float(np.abs(theta0).max())
@@ -201,10 +157,16 @@ def _gradient_flow(objective: Objective, theta0: FloatArray) -> FloatArray:
     settled.terminal = away.terminal = True  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         flow = solve_ivp(
-            lambda _, theta: -loss.grad(theta), (0, 1e4 * size / steep), theta0, method="LSODA",
-            jac=lambda _, theta: -loss.hess(theta), rtol=1e-7, atol=1e-9 * size,
-            events=[settled, away], dense_output=True,
-        )  # fmt: skip
+            lambda _, theta: -loss.grad(theta),
+            (0, 1e4 * size / steep),
+            theta0,
+            method="LSODA",
+            jac=lambda _, theta: -loss.hess(theta),
+            rtol=1e-7,
+            atol=1e-9 * size,
+            events=[settled, away],
+            dense_output=True,
+        )
     # A long step of the integrator may turn a corner.
     steps = flow.t[:-1, None] + np.linspace(0, 1, 10, endpoint=False) * np.diff(flow.t)[:, None]
     points = flow.sol(np.append(steps, flow.t[-1])).T
@@ -212,7 +174,7 @@ def _gradient_flow(objective: Objective, theta0: FloatArray) -> FloatArray:
 
 
 def _box(points: FloatArray) -> FloatArray:
-    """Room around the points, not too narrow: ``[[left, right], [bottom, top]]``."""
+    """A box around the points, with a margin: ``[[left, right], [bottom, top]]``."""
     low, high = points.min(axis=0), points.max(axis=0)
     middle, half = (low + high) / 2, (high - low) / 2
     half = np.maximum(half, 0.6 * half.max()) if half.max() > 0 else half + 1
@@ -224,5 +186,7 @@ def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatA
     """The minima of the loss within the box."""
     from lossnav.solvers.ritz.ends import minima
 
-    found = [x for x in minima(objective, theta0) if ((box[:, 0] <= x) & (x <= box[:, 1])).all()]
+    found = [
+        x for x in minima(objective.loss.jet, theta0) if ((box[:, 0] <= x) & (x <= box[:, 1])).all()
+    ]
     return np.array(found).reshape(-1, 2)

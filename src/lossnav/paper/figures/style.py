@@ -1,16 +1,19 @@
-"""One look for all figures: readable at column width, in print, and to the colour-blind."""
+"""One style for all figures: readable at column width, in print, and to the colour-blind."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lossnav._base import checks
+from lossnav._base.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,13 +21,17 @@ if TYPE_CHECKING:
 
 Tables = dict[str, dict[str, Any]]
 """Columns of numbers or words by name, and tables of them by name: what ``data()`` returns."""
-WIDTH = 7.0
-"""Inches: the width of a page of text, at which every letter has its own size."""
 
 # Okabe and Ito's palette; lines differ in dash as well as in colour.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666"
 COLOURS = (BLUE, RED, GREEN)
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"Software": "lossnav"},
+    "svg": {"Date": None, "Creator": "lossnav"},
+    "pdf": {"CreationDate": None, "Producer": "lossnav", "Creator": "lossnav"},
+}
+"""Metadata by format, without dates, so that equal figures are equal files."""
 _SETTINGS = {
     "font.size": 8.5,
     "axes.titlesize": 9.0,
@@ -43,8 +50,23 @@ _SETTINGS = {
 }
 
 
+@dataclass
+class PaperFigure:
+    """A figure of the page; its title, caption and note are in ``templates/figures.toml``.
+
+    Attributes:
+        name: Its name as a part of the page and as a file.
+        data: Computes the tables of numbers.
+        draw: Draws them.
+    """
+
+    name: str
+    data: Callable[..., Tables]
+    draw: Callable[[Tables], Figure]
+
+
 def styled(draw: Callable[[Tables], Figure]) -> Callable[[Tables], Figure]:
-    """Run a figure's ``draw`` in the house style, leaving the user's settings alone."""
+    """Run a figure's ``draw`` in this style without changing the user's settings."""
 
     @functools.wraps(draw)
     def drawn(tables: Tables) -> Figure:
@@ -57,9 +79,12 @@ def styled(draw: Callable[[Tables], Figure]) -> Callable[[Tables], Figure]:
 
 
 def panels(
-    columns: int, *, width: float, height: float, rows: int = 1, ratios: Sequence[float] = ()
+    columns: int, *, height: float, width: float = 7.0, rows: int = 1, ratios: Sequence[float] = ()
 ) -> tuple[Figure, Any]:
-    """A figure with ``rows x columns`` axes that lays itself out; ``ratios`` are of the columns."""
+    """A figure with ``rows x columns`` axes; ``ratios`` are the widths of the columns.
+
+    The default width is that of a page of text, in inches, so that letters have their own size.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -75,39 +100,32 @@ def contours(ax: Axes, loss: Any, box: tuple[float, float, float, float]) -> Non
     ax.set(xlim=box[:2], ylim=box[2:], aspect="equal", xlabel=r"$\theta_1$", ylabel=r"$\theta_2$")
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name to write under; ``path`` is there as a whole at the end, or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+def write(figure: Figure, path: Path) -> None:
+    """Save a figure atomically, in the format that the file name ends with."""
+    import matplotlib as mpl
+
+    kind = checks.choice("figure format", path.suffix.lstrip(".").lower(), FORMATS)
+    file = io.BytesIO()
+    with mpl.rc_context({name: _SETTINGS[name] for name in ("savefig.dpi", "svg.hashsalt")}):
+        figure.savefig(file, format=kind, metadata=FORMATS[kind])
+    write_whole(path, file.getvalue())
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``name`` as PNG, SVG and PDF without dates, so that equal figures are equal files."""
+    """Write ``name`` in all formats."""
     import matplotlib as mpl
 
-    written = []
+    paths = [folder / f"{name}.{kind}" for kind in FORMATS]
     with mpl.rc_context(_SETTINGS):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, the same for all three
-        for kind, metadata in (
-            ("png", {"Software": "lossnav"}),
-            ("svg", {"Date": None, "Creator": "lossnav"}),
-            ("pdf", {"CreationDate": None, "Producer": "lossnav", "Creator": "lossnav"}),
-        ):
-            path = folder / f"{name}.{kind}"
-            with whole(path) as part:
-                figure.savefig(part, format=kind, metadata=metadata)
-            written.append(path)
-    return written
+        figure.set_layout_engine("none")  # laid out once, the same for all formats
+        for path in paths:
+            write(figure, path)
+    return paths
 
 
 def save_csv(table: Mapping[str, Any], folder: Path, name: str) -> Path:
-    """Write columns of equal length as CSV with 17 digits: reading it back loses nothing.
+    """Write columns of equal length as CSV with 17 digits, which preserves every float.
 
     Examples:
         >>> import tempfile
@@ -115,12 +133,11 @@ def save_csv(table: Mapping[str, Any], folder: Path, name: str) -> Path:
         ...     save_csv({"rule": ["adam"], "J": [0.1]}, Path(folder), "costs").read_text()
         'rule,J\\nadam,0.10000000000000001\\n'
     """
-    path = folder / f"{name}.csv"
-    columns = [np.asarray(c) for c in table.values()]
-    with whole(path) as part, part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
-        writer.writerows(map(_cell, row) for row in zip(*columns, strict=True))
+    path, file = folder / f"{name}.csv", io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(map(_cell, row) for row in zip(*map(np.asarray, table.values()), strict=True))
+    write_whole(path, file.getvalue().encode())
     return path
 
 

@@ -1,8 +1,9 @@
-r"""Noisy gradients and curvature (App. H): the covariance of gradients grows as the Hessian.
+r"""Figures on noise and uncertainty: gradient noise (App. H), and variance after a switch (App. I).
 
-A weight that wanders by :math:`\dot\theta=-\tfrac1\tau\nabla L+\sigma\,\text{noise}` near a minimum sees gradients of
-covariance :math:`\tfrac12\sigma^2\tau H`. Measured here in three ways: on that process, on the same process with the loss
-of a network, and in the gradients of single examples of that network, which no process was made for.
+Near a minimum, the process :math:`\dot\theta=-\tfrac1\tau\nabla L+\sigma\,\text{noise}` has
+gradients of covariance :math:`\tfrac12\sigma^2\tau H`. Measured here in three ways: on that
+process, on the same process with the loss of a network, and in the gradients of single examples
+of that network.
 """
 
 from __future__ import annotations
@@ -10,36 +11,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
+from lossnav.paper.figures import style
 from lossnav.paper.figures.network import Network
-from lossnav.paper.figures.style import BLUE, GREY, RED, WIDTH, Tables, panels, styled
+from lossnav.paper.figures.style import BLUE, GREEN, GREY, RED, PaperFigure, Tables
+from lossnav.problem.belief import weight_uncertainty
+from lossnav.problem.landscapes import Quadratic
+from lossnav.solvers import Ritz, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLE = "Gradient noise and curvature"
-NOTES = (
-    "The paper prints σ²H/(2τ²); what its process has is σ²τH/2 (errata 5). Its claim, that the covariance is "
-    "proportional to H, holds for the process. In the gradients of single examples it holds roughly, over "
-    "three orders of magnitude, with scatter: an assumption, as the paper says, not a law.",
-)
 TAU, SIGMA = 2.0, 0.5
 WANDER = 0.01
-"""Noise of the network's weights; so small that the loss looks quadratic."""
+"""Noise of the network's weights; small enough for the loss to be nearly quadratic."""
 NET = Network((16, 6, 10), smooth=True, decay=0.02)
 EXAMPLES, STEPS = 400, 24_000
 
 
 def process(seed: int = 0) -> tuple[FloatArray, FloatArray]:
-    """Curvatures of a random quadratic loss, and the measured variance of its gradient along each.
-
-    Examples:
-        >>> h, variance = process()
-        >>> bool(np.abs(variance / (SIGMA**2 * TAU / 2 * h) - 1).max() < 0.1)
-        True
-    """
+    """Curvatures of a random quadratic loss, and the measured variance of its gradient."""
     rng = np.random.default_rng(seed)
     h = np.logspace(0, 1.5, 10)
     Q, _ = np.linalg.qr(rng.normal(size=(len(h),) * 2))
@@ -47,15 +41,13 @@ def process(seed: int = 0) -> tuple[FloatArray, FloatArray]:
     dt = 0.05 * TAU / h[-1]
     pull = np.eye(len(h)) - H * dt / TAU
     x = np.zeros((1000, len(h)))
-    total, seen = np.zeros_like(H), 0
+    total, count = np.zeros_like(H), 0
     for step in range(4_000):
         x = x @ pull + SIGMA * np.sqrt(dt) * rng.normal(size=x.shape)
-        if (
-            step >= 2_500 and step % 20 == 0
-        ):  # by then the slowest direction has forgotten its start
+        if step >= 2_500 and step % 20 == 0:  # the slowest direction has lost its start by then
             g = x @ H
-            total, seen = total + g.T @ g, seen + len(g)
-    return h, np.diag(Q.T @ (total / seen) @ Q)
+            total, count = total + g.T @ g, count + len(g)
+    return h, np.diag(Q.T @ (total / count) @ Q)
 
 
 def examples() -> tuple[FloatArray, FloatArray]:
@@ -69,11 +61,10 @@ def examples() -> tuple[FloatArray, FloatArray]:
 
 def trained() -> tuple[FloatArray, FloatArray, FloatArray]:
     """A minimum of the network's loss, with its curvatures and their directions (columns)."""
-    x, y = examples()
     start = NET.start(np.random.default_rng(0))
     options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-9}
     found = optimize.minimize(
-        NET.loss_and_gradient, start, (x, y), "L-BFGS-B", jac=True, options=options
+        NET.loss_and_gradient, start, examples(), "L-BFGS-B", jac=True, options=options
     ).x
     h, Q = linalg.eigh(hessian(found))
     return found, h, Q
@@ -91,37 +82,35 @@ def hessian(theta: FloatArray, step: float = 1e-4) -> FloatArray:
 
 
 def wandering(theta: FloatArray, h: FloatArray, Q: FloatArray) -> FloatArray:
-    """Variance of the whole gradient along each direction while the weights wander, with tau = 1."""
+    """Variance of the full gradient along each direction under the process with tau = 1."""
     rng = np.random.default_rng(1)
     x, y = examples()
     dt = 0.2 / h[-1]
-    now, total, seen = theta, np.zeros(len(h)), 0
+    now, total, count = theta, np.zeros(len(h)), 0
     for step in range(STEPS):
         slope = NET.loss_and_gradient(now, x, y)[1]
         now = now - dt * slope + WANDER * np.sqrt(dt) * rng.normal(size=len(h))
-        if step >= STEPS // 4 and step % 5 == 0:  # the way there is left out
-            total, seen = total + (slope @ Q) ** 2, seen + 1
-    return total / seen
+        if step >= STEPS // 4 and step % 5 == 0:  # after burn-in
+            total, count = total + (slope @ Q) ** 2, count + 1
+    return total / count
 
 
-def data() -> Tables:
-    """For each direction of the Hessian: its curvature, and the variance of the gradient along it."""
+def noise_data() -> Tables:
+    """The curvature and the variance of the gradient along each direction of the Hessian."""
     h, variance = process()
     theta, curvature, Q = trained()
-    x, y = examples()
-    each = NET.each_gradient(theta, x, y) @ Q
-    expected = {"process": SIGMA**2 * TAU / 2 * h, "network": WANDER**2 / 2 * curvature}
+    lines = {"expected": SIGMA**2 * TAU / 2 * h, "as printed": SIGMA**2 / (2 * TAU**2) * h}
+    network = {"variance": wandering(theta, curvature, Q), "expected": WANDER**2 / 2 * curvature}
+    each = NET.each_gradient(theta, *examples()) @ Q
     return {
-        "noise process": {"h": h, "variance": variance, "expected": expected["process"],
-                          "as printed": SIGMA**2 / (2 * TAU**2) * h},
-        "noise network": {"h": curvature, "variance": wandering(theta, curvature, Q),
-                          "expected": expected["network"]},
+        "noise process": {"h": h, "variance": variance, **lines},
+        "noise network": {"h": curvature, **network},
         "noise examples": {"h": curvature - NET.decay, "variance": each.var(axis=0)},
-    }  # fmt: skip
+    }
 
 
 def proportion(h: FloatArray, variance: FloatArray) -> tuple[float, float]:
-    """The exponent of h in the variance, and how well the logarithms are correlated.
+    """The exponent of h in the variance, and the correlation of the logarithms.
 
     Examples:
         >>> h = np.array([1.0, 2.0, 4.0])
@@ -129,14 +118,13 @@ def proportion(h: FloatArray, variance: FloatArray) -> tuple[float, float]:
         [2.0, 1.0]
     """
     x, y = np.log(h), np.log(variance)
-    exponent = float(np.polyfit(x, y, 1)[0])
-    return exponent, float(np.corrcoef(x, y)[0, 1])
+    return float(np.polyfit(x, y, 1)[0]), float(np.corrcoef(x, y)[0, 1])
 
 
-@styled
-def draw(tables: Tables) -> Figure:
+@style.styled
+def draw_noise(tables: Tables) -> Figure:
     """Variance against curvature, on logarithmic axes: proportional is a slope of one."""
-    figure, (axes,) = panels(3, width=WIDTH, height=2.8)
+    figure, (axes,) = style.panels(3, height=2.8)
     titles = ("a  The process", "b  A network that wanders", "c  Its single examples")
     for ax, table, title in zip(axes, tables.values(), titles, strict=True):
         h, variance = table["h"], table["variance"]
@@ -149,13 +137,74 @@ def draw(tables: Tables) -> Figure:
             level = np.exp(np.mean(np.log(variance[keep] / h[keep])))
             ax.plot(ends, level * ends, color=GREY, lw=1.2, label="slope one")
         if "as printed" in table:
-            ax.plot(
-                h, table["as printed"], color=RED, linestyle=(0, (5, 2)), lw=1.2, label="as printed"
-            )
+            dashed = {"color": RED, "linestyle": (0, (5, 2)), "lw": 1.2}
+            ax.plot(h, table["as printed"], label="as printed", **dashed)
         ax.plot(h[keep], variance[keep], "o", color=BLUE, ms=3.5, mfc="none", label="measured")
         ax.set(xscale="log", yscale="log", xlabel="curvature $h$", title=title)
-        ax.text(0.97, 0.05, f"slope {exponent:.2f}\ncorrelation {correlation:.3f}", ha="right",
-                transform=ax.transAxes)  # fmt: skip
+        text = f"slope {exponent:.2f}\ncorrelation {correlation:.3f}"
+        ax.text(0.97, 0.05, text, ha="right", transform=ax.transAxes)
         ax.legend(loc="upper left")
     axes[0].set_ylabel("variance of the gradient")
     return figure
+
+
+noise = PaperFigure("noise", noise_data, draw_noise)
+
+K, CURVATURE, GAMMA = 1.0, 4.0, 0.5
+SWITCHES = {
+    "flatter": (1.0, 0.0),  # new curvature, new minimum
+    "moved": (CURVATURE, 2.0),
+    "both": (1.0, 2.0),
+}
+LAST = 10.0
+
+
+def overdamped(t: ArrayLike, curvature: float) -> FloatArray:
+    r"""The variance by App. I's overdamped law, :math:`\dot v=(\eta/\gamma)(v-kHv^2)`.
+
+    With :math:`w=1/v` it is linear, :math:`\dot w=(\eta/\gamma)(kH-w)`.
+
+    Examples:
+        >>> overdamped([0.0, 100.0], curvature=1.0)
+        array([0.25, 1.  ])
+    """
+    start, end = K * CURVATURE, K * curvature
+    return 1 / (end + (start - end) * np.exp(-np.asarray(t) / GAMMA))
+
+
+def transients_data() -> Tables:
+    """The mean and the variance of one weight over time, for each kind of switch.
+
+    The weight has settled at mean 0 and variance 1/(k H) = 1/4 when the task changes at t = 0: the
+    basin becomes flatter, moves, or both.
+    """
+    t = np.linspace(0, LAST, 201)
+    tables = {}
+    for name, (curvature, minimum) in SWITCHES.items():
+        objective = weight_uncertainty(Quadratic(curvature, minimum=[minimum]), k=K, gamma=GAMMA)
+        method = Ritz(ends=[(minimum, 1 / (K * curvature))])
+        mu, v = solve(objective, [0.0, 1 / (K * CURVATURE)], method=method).at(t).T
+        law = overdamped(t, curvature)
+        tables[f"transient {name}"] = {"t": t, "mu": mu, "v": v, "v overdamped": law}
+    return tables
+
+
+@style.styled
+def draw_transients(tables: Tables) -> Figure:
+    """One panel for each kind of switch."""
+    figure, (axes,) = style.panels(3, height=2.6)
+    titles = ("a  A flatter basin", "b  A moved basin", "c  Both")
+    law = {"color": GREEN, "linestyle": (0, (1.5, 1.5)), "lw": 1.4, "label": "$v$, overdamped law"}
+    mean = {"color": RED, "linestyle": (0, (5, 2)), "label": r"mean $\mu$"}
+    for ax, (name, (curvature, _)), title in zip(axes, SWITCHES.items(), titles, strict=True):
+        table = tables[f"transient {name}"]
+        ax.axhline(1 / (K * curvature), color=GREY, linewidth=0.8, label="balance $1/(kH)$")
+        ax.plot(table["t"], table["v"], color=BLUE, label="variance $v$")
+        ax.plot(table["t"], table["v overdamped"], **law)
+        ax.plot(table["t"], table["mu"], **mean)
+        ax.set(title=title, xlabel="time since the switch", xlim=(0, LAST), ylim=(-0.08, 2.15))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+transients = PaperFigure("transients", transients_data, draw_transients)

@@ -1,23 +1,31 @@
-"""The ledger: every displayed equation of the paper with a check that runs, and the verdict of each.
+"""The ledger: a check that runs for every displayed equation of the paper, and its verdict.
 
-`displays.json` holds the 164 displays, made by ``tools/paper_displays.py`` from the paper's source; the
-modules `section2` to `appendix_i` hold one check for each; `evidence` turns what a check finds into a
-verdict. Nothing here states a verdict: `ledger` runs all checks and returns what they found.
+`displays.json` has the LaTeX of the 164 displays, made by ``tools/paper_displays.py`` from the
+paper's source; `latex` and `form` read it as formulas; the modules `section2` to `appendix_i` have
+one check for each; `comparison` turns the result of a check into a verdict. No verdict is stored:
+`ledger` runs all checks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from lossnav._base import checks as _checks
-from lossnav.paper.ledger.evidence import Evidence, Verdict
-from lossnav.paper.ledger.registry import Check, checks, corrections, displays
-from lossnav.paper.threads import one_thread
+from lossnav._base.checks import choice
+from lossnav.paper.ledger.comparison import CHECKS, Check, Evidence, Verdict
+from lossnav.paper.ledger.form import right_form, stored
 
 __all__ = ["Correction", "Entry", "Verdict", "ledger", "summary"]
+
+MODULES = (
+    *(f"section{n}" for n in range(2, 7)),
+    *(f"appendix_{letter}" for letter in "abcefghi"),
+    "appendix_g_rotation",
+)
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,10 @@ class Correction:
     """The right form of a display that fails as printed.
 
     Attributes:
-        latex: The form, with what has changed in red.
+        latex: The form, with the changes in red.
         mathml: The same for a browser.
-        why: What is wrong with the printed one.
-        errata: The items of ``docs/errata.md`` that are about it.
+        why: What is wrong with the printed form.
+        errata: The items of ``docs/errata.md`` about it.
         reached: How well the right form holds.
     """
 
@@ -41,22 +49,23 @@ class Correction:
 
 @dataclass(frozen=True)
 class Entry:
-    """One display of the paper and what its check found.
+    """One display of the paper and the result of its check.
 
     Attributes:
         id: Section or appendix and place there, such as ``G.14``.
         section: The section's number or the appendix's letter.
         title: The section's title.
-        number: The numbers that the paper prints beside it; empty where it prints none.
+        number: The numbers printed beside it in the paper; empty if there are none.
         label: The paper's own label, or None.
         latex: The display.
         mathml: The same for a browser.
-        verdict: What follows from the evidence.
-        reached: The tolerance or the order reached by the printed form, and what was asked for.
-        checked: What was checked, in one sentence.
+        verdict: The verdict that follows from the evidence.
+        reached: The tolerance or order reached by the printed form, and the one asked for.
+        read: What its LaTeX was evaluated on for that: symbols, or numbers only.
+        checked: What was compared, in one sentence.
         function: Name of the check.
         code: Its place in the source, such as ``src/lossnav/.../appendix_e.py#L31``.
-        right: The right form, where the verdict is that the printed one is not.
+        right: The right form, if the printed one is wrong.
     """
 
     id: str
@@ -68,6 +77,7 @@ class Entry:
     mathml: str
     verdict: Verdict
     reached: str
+    read: str
     checked: str
     function: str
     code: str
@@ -80,7 +90,7 @@ def ledger(
     """Run the checks and return an entry for each display, in the paper's order.
 
     Args:
-        only: Ids of displays, to run these alone; all by default.
+        only: Ids of the displays to check; all by default.
         progress: Called with a line before each section.
 
     Examples:
@@ -88,52 +98,85 @@ def ledger(
         >>> entry.verdict.value, entry.right.why
         ('corrected', 'With a plus sign the path does not start at its start.')
         >>> entry.code.split("#")[0]
-        'src/lossnav/paper/ledger/appendix_e_path.py'
+        'src/lossnav/paper/ledger/appendix_e.py'
     """
     shown, known = displays(), checks()
-    wanted = [_checks.choice("display", name, [d["id"] for d in shown]) for name in only]
+    wanted = [choice("display", name, [d["id"] for d in shown]) for name in only]
     chosen = [d for d in shown if not wanted or d["id"] in wanted]
+    counts = Counter(d["section"] for d in chosen)
     entries: list[Entry] = []
     with one_thread():
         for display in chosen:
-            if not entries or entries[-1].section != display["section"]:
-                here = [d for d in chosen if d["section"] == display["section"]]
-                kind = "App." if display["section"].isalpha() else "Sec."
-                progress(f"  {kind} {display['section']}: {len(here)} displays")
+            section = display["section"]
+            if not entries or entries[-1].section != section:
+                kind = "App." if section.isalpha() else "Sec."
+                progress(f"  {kind} {section}: {counts[section]} displays")
             entries.append(_entry(display, known.get(display["id"])))
     return entries
 
 
 def _entry(display: dict[str, Any], check: Check | None) -> Entry:
     if check is None:
-        found = Evidence(Verdict.OPEN, False, "no check", False)
-        check = Check(display["id"], lambda: found, "Not checked.", "registry", 1)
+        nothing = Evidence(Verdict.OPEN, False, "no check", False)
+        check = Check(lambda: nothing, "none", "Not checked.", "comparison", 1)
     found = check.run()
     right, form = None, corrections().get(display["id"])
     if found.right is not None and form is not None:
-        right = Correction(
-            form["latex"], form["mathml"], form["why"], tuple(form["errata"]), found.right.reached
-        )
+        latex = right_form(display["latex"], form["edits"])
+        own = (form["mathml"], form["why"], tuple(form["errata"]))
+        right = Correction(latex, *own, found.right.reached)
     return Entry(
         **{**display, "number": tuple(display["number"])},
         verdict=found.verdict,
         reached=found.reached,
+        read=found.read,
         checked=check.says,
-        function=check.run.__name__,
+        function=check.function,
         code=f"src/lossnav/paper/ledger/{check.module}.py#L{check.line}",
         right=right,
     )
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """How many displays have each verdict, in one line.
+    """The number of displays with each verdict, in one line.
 
     Examples:
         >>> summary(ledger(only=["3.2", "E.12", "E.13"]))
         '3 displays: 1 derived, 2 corrected'
     """
     counts = Counter(entry.verdict for entry in entries)
-    parts = ", ".join(
-        f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]
-    )
+    parts = ", ".join(f"{counts[kind]} {kind.value}" for kind in Verdict if counts[kind])
     return f"{len(entries)} displays: {parts}"
+
+
+def checks() -> dict[str, Check]:
+    """Every check, by display."""
+    for name in MODULES:
+        import_module(f"lossnav.paper.ledger.{name}")
+    return dict(CHECKS)
+
+
+def displays() -> list[dict[str, Any]]:
+    """The displays of the paper in order: id, section, title, number, label, latex and mathml.
+
+    Examples:
+        >>> len(displays()), displays()[3]["id"], displays()[3]["number"]
+        (164, '3.2', [3])
+    """
+    found: list[dict[str, Any]] = stored("displays.json")
+    return found
+
+
+def corrections() -> dict[str, dict[str, Any]]:
+    """What is wrong in a display: edits of its LaTeX, their mathml, why and errata, by id."""
+    found: dict[str, dict[str, Any]] = stored("corrections.json")
+    return found
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """Limit BLAS to one thread: sums are reproducible then, and small matrices are faster."""
+    try:
+        limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(1)
+    except ImportError:  # it comes with scikit-learn; without it the checks are only slower
+        return nullcontext()
+    return limits

@@ -1,69 +1,67 @@
-"""Checks of App. E: momentum, and the equations for a quadratic loss."""
+"""Checks of App. E: momentum, the path on a quadratic loss, and the rules that follow."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import sympy
 from scipy import linalg
 
-from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.evidence import Evidence, defined_as, derived, numeric, numerics
-from lossnav.paper.ledger.instances import Local, local, local_picture, random, same_cost
-from lossnav.paper.ledger.registry import check
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
+from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import STRONG, TIMES, Local, least, local, random
 from lossnav.paper.ledger.symbols import (
+    CONSTANTS,
     ETA,
     GAMMA,
     TIME,
     H,
     K,
-    accelerations,
     anything,
     g,
     local_system,
+    r,
     start,
 )
-from lossnav.problem.landscapes import DoubleWell, Function
-from lossnav.problem.objective import Objective
+from lossnav.problem.landscapes import DoubleWell
+from lossnav.solvers import solve
 
-lam, slope, phi0, r, c = sympy.symbols("lambda_i g_i phi_0 r c_i", real=True)
-TIMES = np.array([0.1, 0.5, 1.0, 3.0])
-
-
-def hilly(x: FloatArray) -> FloatArray:
-    """A loss of three weights that is not quadratic."""
-    return np.cosh(x[0] - x[2]) + x[1] ** 4 + x[1] * x[2] + x[2] ** 2
+lam, slope, phi0, c = sympy.symbols("lambda_i g_i phi_0 c_i", real=True)
+ONE = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
+"""One coordinate of a diagonal Hessian."""
+LETTERS = CONSTANTS | {"lam_i": lam, "g_tilde_i": slope, "phi0_i": phi0, "c_i": c, "r": r}
 
 
 @check("E.1")
-def objective() -> Evidence:
-    """The displayed integral is the library's J without metric and drift, for three weights on a random path."""
-    eta, k, gamma = 0.6, 1.2, 0.8
-    task = Objective(Function(hilly, names=["x", "y", "z"]), eta=eta, k=k, gamma=gamma)
-    return same_cost(
-        "E.1", task, lambda t, x, v: (v @ v / (2 * eta) + k * hilly(x)) * np.exp(-gamma * t)
-    )
+def objective(form: Form) -> Evidence:
+    """The displayed integral is the library's J for three weights on a random path."""
+
+    def hilly(x: Any) -> Any:
+        return np.cosh(x[0] - x[2] - 0.2) + x[1] ** 4 + x[1] * x[2] + x[2] ** 2
+
+    return problems.displayed_cost(form, names="xyz", loss=hilly, eta=0.6, k=1.2, gamma=0.8)
 
 
 @check("E.2")
-def lagrangian() -> Evidence:
-    """The displayed Lagrangian is the one that the library differentiates, for an undefined loss of three weights."""
+def lagrangian(form: Form) -> Evidence:
+    """The displayed Lagrangian is the library's, for an undefined loss of three weights."""
     s = anything(3)
-    shown = (s.v.dot(s.v) / (2 * ETA) + K * s.L) * sympy.exp(-GAMMA * TIME)
-    return defined_as([(s.equations.lagrangian, shown)])
+    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
 
 
 @check("E.3")
-def equations() -> Evidence:
+def equations(form: Form) -> Evidence:
     """The derived equations for an undefined loss of three weights, as the library prints them."""
     s = anything(3)
-    printed = s.a - GAMMA * s.v - ETA * K * s.slope
     arranged = [one.lhs - one.rhs for one in s.equations.equations]
-    return derived([(s.residual, printed), (arranged, printed)])
+    return derived(*s.motion(form), (arranged, s.residual))
 
 
 @check("E.4")
-def first_order() -> Evidence:
-    """The derived equations as a system for (theta, p), by the slope of the Hamiltonian of p/eta."""
+def first_order(form: Form) -> Evidence:
+    """The derived equations as a system for (theta, p), by slopes of the Hamiltonian of p/eta."""
     s = anything(3)
     p = sympy.Matrix(sympy.symbols("p1:4"))
     # The physicist's momentum is p/eta, discounted; its Hamiltonian is known without derive().
@@ -71,94 +69,200 @@ def first_order() -> Evidence:
     hamiltonian = p.dot(p) / (2 * ETA) * D - K * s.L * D
     theta_rate = sympy.Matrix([sympy.diff(hamiltonian, x) for x in p]) * ETA / D
     push = sympy.Matrix([-sympy.diff(hamiltonian, x) for x in s.theta])
-    # d/dt (D p/eta) = push, so p' = gamma p + eta push / D.
-    p_rate = GAMMA * p + ETA * push / D
-    printed = GAMMA * p + ETA * K * s.slope
-    moved = dict(zip(s.v, p, strict=True))
-    return derived([(theta_rate, p), (p_rate, printed), (s.acceleration.xreplace(moved), printed)])
+    # d/dt (D p/eta) = D p'/eta + D' p/eta = push.
+    p_rate = (ETA * push - D.diff(TIME) * p) / D
+    moved = s.acceleration.xreplace(dict(zip(s.v, p, strict=True)))
+    pairs = form.pairs(**s.letters | {"dtheta": theta_rate, "p": p, "dp": p_rate})
+    return derived(*pairs, (moved, p_rate))
 
 
 @check("E.5")
-def picture() -> Evidence:
+def picture(form: Form) -> Evidence:
     """The displayed quadratic is the library's, and meets the double well at third order."""
-    return local_picture("E.5", DoubleWell(), [0.4, -0.7])
+    return problems.local_picture(form, DoubleWell(), [0.4, -0.7])
 
 
 @check("E.6")
-def quadratic() -> Evidence:
-    """Both displayed forms are the derived equations of a quadratic loss in letters."""
-    s = local_system()
-    left = s.a - GAMMA * s.v
-    first = left - ETA * K * (g + H * (s.theta - start))
-    second = left - ETA * K * H * s.theta - ETA * K * (g - H * start)
-    return derived([(s.residual, first), (s.residual, second)])
-
-
-def eigen(p: Local) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Eigenvalues, eigenvectors, and start and gradient in their coordinates."""
-    values, Q = linalg.eigh(p.H)
-    return values, Q, Q.T @ p.theta0, Q.T @ p.g
+def quadratic(form: Form) -> Evidence:
+    """Both displayed forms are the derived equations of a quadratic loss in symbols."""
+    return derived(*local_system().motion(form, g=g, H=H, theta0=start))
 
 
 @check("E.7")
-def rotated() -> Evidence:
-    """The derived acceleration at random points of a random quadratic loss, in the coordinates of its eigenvectors."""
+def rotated(form: Form) -> Evidence:
+    """The derived acceleration of a random quadratic loss, in coordinates of the eigenvectors."""
     p = local("E.7")
-    values, Q, phi_0, g_t = eigen(p)
-    run = accelerations(p.objective())
-    rng, pairs = random("E.7 points"), []
-    for theta, v in rng.normal(size=(5, 2, 3)):
-        phi, dphi, ddphi = Q.T @ theta, Q.T @ v, Q.T @ run(theta, v)
-        left = ddphi - p.gamma * dphi - p.eta * p.k * values * phi
-        pairs.append((left, p.eta * p.k * (g_t - values * phi_0)))
-    return numerics(pairs)
+    letters = p.letters | eigenletters(p)
+    run, turn, pairs = symbols.accelerations(p.objective()), letters["Q"].T, []
+    for theta, v in random("E.7 points").normal(size=(5, 2, 3)):
+        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
+        pairs += form.pairs(**letters, **motion)
+    return numeric(*pairs)
 
 
 @check("E.8")
-def decoupled() -> Evidence:
+def decoupled(form: Form) -> Evidence:
     """One coordinate of the derived equations of a diagonal Hessian: no other enters."""
     s = local_system()
-    diagonal = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
-    phi, dphi, ddphi = s.theta[0], s.v[0], s.a[0]
-    shown = ddphi - GAMMA * dphi - ETA * K * lam * phi - ETA * K * (slope - lam * phi0)
-    return derived([(s.residual[0].subs(diagonal), shown)])
+    motion = {"phi_i": s.theta[0], "dphi_i": s.v[0], "ddphi_i": s.a[0]}
+    ((left, right),) = form.pairs(**LETTERS, **motion)
+    return derived((s.residual[0].subs(ONE), left - right))
 
 
 @check("E.9")
-def characteristic() -> Evidence:
+def characteristic(form: Form) -> Evidence:
     """The left side of the decoupled equation at phi = exp(r t), divided by that."""
-    e = sympy.exp(r * TIME)
-    s = local_system()
+    e, s = sympy.exp(r * TIME), local_system()
     # The derived equation, with the minimum at zero, has no constant left.
-    still = {H[0, 1]: 0, H[0, 0]: lam, g[0]: 0, start[0]: 0}
-    tried = {s.theta[0]: e, s.v[0]: e.diff(TIME), s.a[0]: e.diff(TIME, 2)}
-    ours = sympy.expand(s.residual[0].subs(still).xreplace(tried) / e)
-    return derived([(ours, r**2 - GAMMA * r - ETA * K * lam)])
+    still = ONE | {g[0]: 0, start[0]: 0}
+    ours = sympy.expand(s.residual[0].subs(still).xreplace(s.along(e)) / e)
+    ((left, right),) = form.pairs(**LETTERS)
+    return derived((ours, left - right))
 
 
 @check("E.10")
-def roots() -> Evidence:
-    """SymPy's roots of the characteristic equation; and the rates of the Hamiltonian matrix of a random loss, in pairs."""
-    size = sympy.sqrt(GAMMA**2 / 4 + ETA * K * lam)
-    found = sympy.solve(r**2 - GAMMA * r - ETA * K * lam, r)
-    numbers = {ETA: 0.7, K: 1.3, GAMMA: 0.6, lam: 1.9}
-    ours = sorted(found, key=lambda x: float(x.subs(numbers)))
-    symbolic = derived([(ours, [GAMMA / 2 - size, GAMMA / 2 + size])])
-    p = local("E.10")
-    values, *_ = eigen(p)
-    n = len(p.g)
-    block = np.block([[np.zeros((n, n)), np.eye(n)], [p.eta * p.k * p.H, p.gamma * np.eye(n)]])
-    root = np.sqrt(p.gamma**2 / 4 + p.eta * p.k * values)
-    shown = np.sort(np.concatenate([p.gamma / 2 - root, p.gamma / 2 + root]))
-    return symbolic.also(numeric(np.sort(linalg.eigvals(block).real), shown))
+def roots(form: Form) -> Evidence:
+    """SymPy's roots of the equation; and the rates of the Hamiltonian matrix of a random loss."""
+    shown = [form.side(0, 1, **LETTERS, pm=sign) for sign in (-1, 1)]
+    symbolic = derived((symbols.characteristic_roots(lam), shown))
+    p, eye = local("E.10"), np.eye(3)
+    block = np.block([[0 * eye, eye], [p.eta * p.k * p.H, p.gamma * eye]])
+    printed = [
+        form.side(0, 1, **p.letters, lam_i=value, pm=sign)
+        for value in p.eigen()[0]
+        for sign in (-1, 1)
+    ]
+    return symbolic.also(numeric((np.sort(linalg.eigvals(block).real), np.sort(printed))))
+
+
+# The path on a quadratic loss
+
+
+def eigenletters(p: Local) -> dict[str, Any]:
+    """Values for letters in coordinates of the eigenvectors, with the rates that the path keeps."""
+    values, Q, phi_0, g_t = p.eigen()
+    rates = p.rates()
+    matrices = {"Q": Q, "Lam": np.diag(values), "R": np.diag(rates)}
+    return {"lam": values, "phi0": phi_0, "g_tilde": g_t, "r": rates, "dim": 3} | matrices
 
 
 @check("E.11")
-def particular() -> Evidence:
-    """The displayed sum solves the derived equation of one coordinate, for any constant and the smaller root."""
-    s = local_system()
-    rate = GAMMA / 2 - sympy.sqrt(GAMMA**2 / 4 + ETA * K * lam)
-    path = c * sympy.exp(rate * TIME) + phi0 - slope / lam
-    put = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
-    force = s.acceleration[0].subs(put).xreplace({s.theta[0]: path, s.v[0]: path.diff(TIME)})
-    return derived([(force, path.diff(TIME, 2))])
+def particular(form: Form) -> Evidence:
+    """The displayed sum solves the derived equation of one coordinate, for any constant; with the
+    rates of a Riccati equation and the constants of a start it is the path of least J."""
+    s, falling = local_system(), symbols.characteristic_roots(lam)[0]
+    path = form.side(0, 1, **LETTERS, r_i=falling)
+    force = s.acceleration[0].subs(ONE).xreplace(s.along(path))
+    p = local("E.11")
+    letters, pairs = eigenletters(p), []
+    letters["c"] = letters["Q"].T @ (p.theta0 - p.minimum)
+    for t, theta in zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True):
+        pairs += form.pairs(**letters, t=t, phi=letters["Q"].T @ theta)
+    return derived((force, path.diff(TIME, 2))).also(numeric(*pairs, tol=1e-9))
+
+
+def along_least(form: Form) -> Evidence:
+    """Both forms against the path of least J at four times, also by the eigenvectors."""
+    p = local(form.display)
+    own = eigenletters(p)
+    paths = list(zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True))
+
+    def shown(one: Form) -> Evidence:
+        given = [{"t": t, "theta": theta, "phi": own["Q"].T @ theta} for t, theta in paths]
+        return numeric(*[x for at in given for x in one.pairs(**p.letters | own | at)], tol=1e-9)
+
+    return corrected(form, shown)
+
+
+@check("E.12")
+def one_direction(form: Form) -> Evidence:
+    """Both signs against the path of least J in coordinates of the eigenvectors, at four times."""
+    return along_least(form)
+
+
+@check("E.13")
+def by_components(form: Form) -> Evidence:
+    """Both signs, summed over directions, against the path of least J at four times."""
+    return along_least(form)
+
+
+@check("E.14")
+def by_matrices(form: Form) -> Evidence:
+    """Both signs of both displayed products against the path of least J at four times."""
+    return along_least(form)
+
+
+@check("E.15")
+def exponent(form: Form) -> Evidence:
+    """Both sides for a random Hessian: without t in the exponent they agree at t = 1 only."""
+    return along_least(form)
+
+
+@check("E.16")
+def path(form: Form) -> Evidence:
+    """Matrix functions of random Hessians in one to five dimensions against paths of least J."""
+    pairs = []
+    for n in (1, 2, 5):
+        p = local(f"E.16 {n}", n)
+        for t, theta in zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True):
+            pairs += form.pairs(**p.letters, theta=theta, t=t)
+    return numeric(*[(np.ravel(a), np.ravel(b)) for a, b in pairs], tol=1e-9)
+
+
+@check("E.17")
+def update(form: Form) -> Evidence:
+    """The displayed update against exact paths, for steps from 1e-3 to 100 and three discounts."""
+    pairs = []
+    for gamma in (0.0, 1.0, 20.0):
+        p = local("E.17", gamma=gamma)
+        exact = solve(p.objective(), p.theta0)
+        for dt in (1e-3, 0.1, 1.0, 10.0, 100.0):
+            pairs += form.pairs(**p.letters, theta_Dt=exact.at(dt), Dt=dt)
+    return numeric(*pairs)
+
+
+# The rules that are special cases
+
+
+@check("E.18")
+def newton(form: Form) -> Evidence:
+    """The distance of the exact path from the Newton step decays as the slowest exponential."""
+    p = local("E.18")
+    rate = -p.rates().max()
+    times = np.array([6.0, 9.0, 12.0]) / rate
+    exact = solve(p.objective(), p.theta0)
+    gaps = [comparison.gap(*form.pairs(**p.letters, theta_Dt=exact.at(t))[0]) for t in times]
+    return comparison.approached(list(np.exp(-rate * times)), gaps, order=1, within=0.05)
+
+
+@check("E.19")
+def small_steps(form: Form) -> Evidence:
+    """Both signs against the exact step as dt shrinks, relative to its length."""
+    p = local("E.19")
+    return corrected(form, lambda one: problems.as_dt_shrinks(p, one.pairs))
+
+
+@check("E.20")
+def large_discount(form: Form) -> Evidence:
+    """The sides for a random Hessian as gamma grows, relative to their size."""
+    p = local("E.20")
+    left, middle, right = zip(
+        *[[form.side(0, n, **p.letters | {"gamma": c}) for n in range(3)] for c in STRONG],
+        strict=True,
+    )
+    limit = comparison.closing([1 / c for c in STRONG], left, middle, order=2)
+    return limit.also(numeric(*zip(middle, right, strict=True)))
+
+
+@check("E.21")
+def gradient_descent(form: Form) -> Evidence:
+    """Both signs against the exact step over 1/gamma as gamma grows, relative to its length."""
+    p = local("E.21")
+    return corrected(form, lambda one: problems.as_gamma_grows(p, one.pairs))
+
+
+@check("E.22")
+def ballistic(form: Form) -> Evidence:
+    """Both signs against the exact step at gamma = 0 as dt shrinks, relative to its length."""
+    p = local("E.22", gamma=0.0)
+    return corrected(form, lambda one: problems.as_dt_shrinks(p, one.pairs))

@@ -1,8 +1,8 @@
-"""Checks of App. G's first example: the equations of a drift that turns, and their roots."""
+"""Checks of App. G's first example: a rotating drift, its roots, its path and the path's limit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,210 +12,301 @@ from scipy.integrate import solve_ivp
 from sympy import ImmutableMatrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.evidence import Evidence, derived, numeric, numerics
-from lossnav.paper.ledger.instances import Local, least, local, random, skew
-from lossnav.paper.ledger.registry import check
-from lossnav.paper.ledger.symbols import (
-    ETA,
-    GAMMA,
-    TIME,
-    H,
-    K,
-    accelerations,
-    g,
-    local_system,
-    start,
+from lossnav.paper.ledger import problems, symbols
+from lossnav.paper.ledger.comparison import (
+    Evidence,
+    Pair,
+    approached,
+    check,
+    defined,
+    derived,
+    numeric,
 )
+from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import Local, local, random, skew
+from lossnav.paper.ledger.symbols import CONSTANTS, TIME, H, g, h, local_system, start
 from lossnav.problem.geometry import Rotation
-from lossnav.solvers import Riccati
+from lossnav.problem.objective import Objective
+from lossnav.solvers import Riccati, solve
 
 q = sympy.Symbol("q", real=True)
 lam = sympy.Symbol("lambda_i", imaginary=True)
-h = sympy.Symbol("h", positive=True)
 r, phi0, slope, const = sympy.symbols("r phi_0 g_i c")
 SPIN = ImmutableMatrix([[0, -q], [q, 0]])
+ROUND = {H[0, 0]: h, H[1, 1]: h, H[0, 1]: 0}
+"""An isotropic Hessian."""
+LETTERS = CONSTANTS | {"h": h, "lam_i": lam, "r": r, "phi0_i": phi0, "g_tilde_i": slope, "c": const}
 TIMES = np.array([0.1, 0.5, 1.0, 2.0])
 
 
 @dataclass(frozen=True)
 class Turning:
-    """A random isotropic loss in four dimensions with a random rotation."""
+    """A random loss of curvature h with a random rotation J."""
 
     p: Local
     J: FloatArray
+    h: float
+    values: FloatArray  # the imaginary eigenvalues of J
+    U: FloatArray  # and their unitary eigenvectors
 
     @property
-    def pull(self) -> float:
-        """eta k h."""
-        return float(self.p.eta * self.p.k * self.p.H[0, 0])
+    def objective(self) -> Objective:
+        return self.p.objective(drift=Rotation(self.J))
+
+    @property
+    def feedback(self) -> FloatArray:
+        """The optimal feedback, from a Riccati equation."""
+        return Riccati().feedback(self.objective).K
 
     @property
     def rate(self) -> float:
-        """sqrt(gamma^2/4 + eta k h) - gamma/2."""
-        return float(np.sqrt(self.p.gamma**2 / 4 + self.pull) - self.p.gamma / 2)
+        """How fast the exact path settles."""
+        return float(-linalg.eigvals(self.feedback).real.max())
 
     @property
-    def eigen(self) -> tuple[FloatArray, FloatArray]:
-        """The imaginary eigenvalues of J and unitary eigenvectors, from the Hermitian matrix -iJ."""
-        values, U = linalg.eigh(-1j * self.J)
-        return 1j * values, U
+    def letters(self) -> dict[str, Any]:
+        """Values for the letters of a display; those of roots and biases are as displayed."""
+        turn = self.U.conj().T
+        own = self.p.letters | {"h": self.h, "J": self.J, "U": self.U, "Lam": np.diag(self.values)}
+        own |= {"lam": self.values, "phi0": turn @ self.p.theta0, "g_tilde": turn @ self.p.g}
+        rates, biases = (
+            [Form.of(display).side(0, 1, **own, lam_i=x) for x in self.values]
+            for display in ("G.17", "G.20")
+        )
+        R, B = (Form.of(display).side(0, 2, **own) for display in ("G.24", "G.25"))
+        return own | {"r": np.array(rates), "b": np.array(biases), "R": R, "B": B}
 
-    @property
-    def r(self) -> FloatArray:
-        return self.eigen[0] - self.rate
-
-    @property
-    def B(self) -> FloatArray:
-        values, _ = self.eigen
-        return self.pull / (self.pull - values * (values + self.p.gamma))
-
-    def best(self, times: Any) -> FloatArray:
-        """The path of least J."""
-        return least(self.p.objective(drift=Rotation(self.J)), self.p.theta0, times)
+    def along_best(self, form: Form, **letters: Any) -> list[Pair]:
+        """The sides of a display along the path of least J, at four times."""
+        pairs, turn = [], self.U.conj().T
+        path = problems.least(self.objective, self.p.theta0, TIMES)
+        for t, theta in zip(TIMES, path, strict=True):
+            pairs += form.pairs(**self.letters | letters, t=t, theta=theta, phi=turn @ theta)
+        return pairs
 
 
 def turning(name: str, n: int = 4) -> Turning:
-    drawn = local(name, n)
-    h = float(drawn.H[0, 0])
-    p = Local(drawn.theta0, drawn.g, h * np.eye(n), drawn.eta, drawn.k, drawn.gamma)
-    return Turning(p, skew(random(f"{name} J"), n))
+    p = local(name, n)
+    bend = float(p.H[0, 0])
+    p, J = replace(p, H=bend * np.eye(n)), skew(random(f"{name} J"), n)
+    values, U = linalg.eigh(-1j * J)  # a Hermitian matrix
+    return Turning(p, J, bend, 1j * values, U)
 
 
 @check("G.10")
-def default_motion() -> Evidence:
-    """The drift alone, stepped by an integrator, against the matrix exponential; its length stays."""
-    J = skew(random("G.10"), 4)
-    theta0, drift = random("G.10 start").normal(size=4), Rotation(skew(random("G.10"), 4))
+def default_motion(form: Form) -> Evidence:
+    """The drift alone, integrated numerically, against the matrix exponential; its length stays."""
+    J, theta0 = skew(random("G.10"), 4), random("G.10 start").normal(size=4)
+    drift = Rotation(J)
     found = solve_ivp(lambda _, x: drift(x), (0, 2.0), theta0, rtol=1e-12, atol=1e-13).y[:, -1]
-    pairs = [(found, linalg.expm(2.0 * J) @ theta0), (linalg.norm(found), linalg.norm(theta0))]
-    return numerics(pairs)
+    pairs = form.pairs(J=J, theta=found, theta0=theta0, t=2.0)
+    return numeric(*pairs, (linalg.norm(found), linalg.norm(theta0)))
 
 
 @check("G.11")
-def equations() -> Evidence:
-    """The derived equations of a plane that turns at the rate q, on a round loss in letters."""
+def equations(form: Form) -> Evidence:
+    """The derived equations of a plane that rotates at the rate q, on a round loss in symbols."""
     s = local_system(SPIN)
-    round_loss = {H[0, 0]: h, H[1, 1]: h, H[0, 1]: 0}
-    left = s.a - (GAMMA * s.eye + 2 * SPIN) * s.v
-    right = -(SPIN**2 + GAMMA * SPIN) * s.theta + ETA * K * (g + h * (s.theta - start))
-    return derived([(s.residual.subs(round_loss), left - right)])
+    pairs = s.motion(form, J=SPIN, h=h, g=g, theta0=start)
+    return derived(*[(ours.subs(ROUND), shown) for ours, shown in pairs])
 
 
 @check("G.12")
-def diagonalised() -> Evidence:
-    """A random skew matrix from its eigenvalues and eigenvectors, which are unitary; the eigenvalues have no real part."""
-    J = skew(random("G.12"), 5)
-    values, U = linalg.eig(J)
-    # eig does not return orthogonal vectors by itself; those of a skew matrix with simple eigenvalues are.
-    pairs = [
-        (J.astype(complex), U @ np.diag(values) @ U.conj().T),
-        (np.eye(5) + 0j, U.conj().T @ U),
-    ]
-    still = numeric(1.0, 1.0 + np.abs(values.real).max(), tol=1e-12)
-    return numerics(pairs, tol=1e-12).also(still)
+def diagonalised(form: Form) -> Evidence:
+    """A library Rotation of two planes in five dimensions, whose eigenvectors are known without an
+    eigenvalue solver; in their coordinates its drift multiplies by imaginary numbers."""
+    rng = random("G.12")
+    axes, rates = linalg.qr(rng.normal(size=(5, 5)))[0], rng.uniform(0.5, 2, size=2)
+    planes = [(axes[:, 2 * n], axes[:, 2 * n + 1]) for n in (0, 1)]
+    J = sum(q * (np.outer(y, x) - np.outer(x, y)) for q, (x, y) in zip(rates, planes, strict=True))
+    # x turns towards y, so that x - i y turns into i q (x - i y), and x + i y into -i q (x + i y).
+    columns = [x + sign * 1j * y for x, y in planes for sign in (-1, 1)]
+    U = np.array([*columns, np.sqrt(2) * axes[:, 4]]).T / np.sqrt(2)
+    values = np.array([1j * rates[0], -1j * rates[0], 1j * rates[1], -1j * rates[1], 0])
+    drift, points = Rotation(J), rng.normal(size=(4, 5))
+    by_drift = (drift(points) @ U.conj(), points @ U.conj() * values)
+    shown = form.pairs(J=drift.affine(5)[0], U=U, Lam=np.diag(values))
+    return numeric(*shown, by_drift, (np.eye(5) + 0j, U.conj().T @ U), tol=1e-12)
 
 
 @check("G.13")
-def decoupled_system() -> Evidence:
-    """The derived acceleration of a random rotation in four dimensions at random points, in the coordinates of its eigenvectors."""
+def decoupled_system(form: Form) -> Evidence:
+    """The derived acceleration of a random rotation, in coordinates of its eigenvectors."""
     t = turning("G.13")
-    p, (values, U) = t.p, t.eigen
-    run = accelerations(p.objective(drift=Rotation(t.J)))
-    rng, pairs = random("G.13 points"), []
-    for theta, v in rng.normal(size=(5, 2, 4)):
-        phi, dphi, ddphi = (U.conj().T @ x for x in (theta, v, run(theta, v)))
-        phi_0, g_t, bend = U.conj().T @ p.theta0, U.conj().T @ p.g, p.H[0, 0]
-        left = ddphi - (p.gamma + 2 * values) * dphi
-        right = -(values**2 + p.gamma * values) * phi + p.eta * p.k * (g_t + bend * (phi - phi_0))
-        pairs.append((left, right))
-    return numerics(pairs)
+    turn = t.U.conj().T
+    run, pairs = symbols.accelerations(t.objective), []
+    for theta, v in random("G.13 points").normal(size=(5, 2, 4)):
+        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
+        pairs += form.pairs(**t.letters, **motion)
+    return numeric(*pairs)
 
 
-def left_side(path: sympy.Expr) -> sympy.Expr:
-    """The left side of the displayed equation of one coordinate, along a path."""
-    speed, bend = path.diff(TIME), path.diff(TIME, 2)
-    return bend - (GAMMA + 2 * lam) * speed - (ETA * K * h - lam**2 - GAMMA * lam) * path
-
-
-def solves(path: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """Both sides of the displayed equation of one coordinate, along a path."""
-    return sympy.simplify(left_side(path)), ETA * K * (slope - h * phi0)
+def along(path: sympy.Expr, **letters: Any) -> Pair:
+    """Both sides of G.14 along a path."""
+    motion = {"phi_i": path, "dphi_i": path.diff(TIME), "ddphi_i": path.diff(TIME, 2)}
+    ((left, right),) = Form.of("G.14").pairs(**LETTERS | motion | letters)
+    return sympy.simplify(left), right
 
 
 @check("G.14")
-def decoupled() -> Evidence:
-    """The derived equations of the plane, in the coordinate (theta_1 - i theta_2)/sqrt 2, an eigenvector of the rotation."""
+def decoupled(form: Form) -> Evidence:
+    """The derived equations of the plane, in the eigencoordinate (theta_1 - i theta_2)/sqrt 2."""
     s = local_system(SPIN)
-    round_loss = {H[0, 0]: h, H[1, 1]: h, H[0, 1]: 0}
-
-    def turned(column: Any) -> sympy.Expr:
-        return (column[0] - sympy.I * column[1]) / sympy.sqrt(2)
-
     # This row of U^dagger belongs to the eigenvalue lambda = -i q of J.
-    rate = -sympy.I * q
-    checked = sympy.Matrix([[1, -sympy.I]]) * SPIN / sympy.sqrt(2)
-    own = (checked, rate * sympy.Matrix([[1, -sympy.I]]) / sympy.sqrt(2))
-    phi, dphi, ddphi = turned(s.theta), turned(s.v), turned(s.a)
-    left = ddphi - (GAMMA + 2 * rate) * dphi - (ETA * K * h - rate**2 - GAMMA * rate) * phi
-    right = ETA * K * (turned(g) - h * turned(start))
-    return derived([(turned(s.residual.subs(round_loss)), left - right), own])
+    row, rate = sympy.Matrix([[1, -sympy.I]]) / sympy.sqrt(2), -sympy.I * q
+    phi, dphi, ddphi = ((row * column)[0] for column in (s.theta, s.v, s.a))
+    own = {"phi_i": phi, "dphi_i": dphi, "ddphi_i": ddphi, "lam_i": rate}
+    own |= {"g_tilde_i": (row * g)[0], "phi0_i": (row * start)[0]}
+    ((left, right),) = form.pairs(**LETTERS | own)
+    ours = (row * s.residual.subs(ROUND))[0]
+    return derived((ours, left - right), (row * SPIN, rate * row))
 
 
 @check("G.15")
-def characteristic() -> Evidence:
-    """The homogeneous equation at phi = exp(r t); and the displayed polynomial at the rates of a random rotation's linear system."""
+def characteristic(form: Form) -> Evidence:
+    """The homogeneous equation at exp(r t); and its polynomial at rates of a random rotation."""
     e = sympy.exp(r * TIME)
-    shown = r**2 - (GAMMA + 2 * lam) * r - (ETA * K * h - lam**2 - GAMMA * lam)
+    ((left, right),) = form.pairs(**LETTERS)
     t = turning("G.15", 2)
     p, J, eye = t.p, t.J, np.eye(2)
     stiff = (J.T - p.gamma * eye) @ J + p.eta * p.k * p.H
-    block = np.block([[0 * eye, eye], [stiff, p.gamma * eye + J - J.T]])
-    found = linalg.eigvals(block)
-    values, _ = t.eigen
-    roots = [np.roots([1, -(p.gamma + 2 * v), -(t.pull - v**2 - p.gamma * v)]) for v in values]
+    found = linalg.eigvals(np.block([[0 * eye, eye], [stiff, p.gamma * eye + J - J.T]]))
+    numbers = {"eta": p.eta, "k": p.k, "gamma": p.gamma, "h": t.h}
+    roots = []
+    for value in t.values:
+        low, here, high = (form.side(0, 0, **numbers, lam_i=value, r=x) for x in (-1.0, 0.0, 1.0))
+        roots.append(np.roots([(high + low) / 2 - here, (high - low) / 2, here]))
     ours, printed = (np.sort_complex(np.round(x, 9)) for x in (found, np.concatenate(roots)))
-    symbolic = derived([(sympy.expand(left_side(e) / e), shown)])
-    return symbolic.also(numeric(ours, printed, tol=1e-8))
-
-
-def _root(sign: int) -> sympy.Expr:
-    return lam + GAMMA / 2 + sign * sympy.sqrt(GAMMA**2 / 4 + ETA * K * h)
+    homogeneous, _ = along(e, g_tilde_i=0, phi0_i=0)
+    symbolic = derived((sympy.expand(homogeneous / e), left - right))
+    return symbolic.also(numeric((ours, printed), tol=1e-8))
 
 
 @check("G.16")
-def roots() -> Evidence:
-    """The displayed roots have the sum and the product of the characteristic polynomial's, and the two displayed radicands are equal."""
-    radicand = (GAMMA + 2 * lam) ** 2 / 4 + ETA * K * h - lam**2 - GAMMA * lam
-    return derived(
-        [
-            (GAMMA + 2 * lam, _root(1) + _root(-1)),
-            (-(ETA * K * h - lam**2 - GAMMA * lam), sympy.expand(_root(1) * _root(-1))),
-            (radicand, GAMMA**2 / 4 + ETA * K * h),
-        ]
-    )
+def roots(form: Form) -> Evidence:
+    """Both displayed forms of the roots are zeros of the polynomial, and add up as its zeros do."""
+    pairs = []
+    for side in (1, 2):
+        shown = [form.side(0, side, **LETTERS, pm=sign) for sign in (-1, 1)]
+        zeros = [Form.of("G.15").side(0, 0, **LETTERS | {"r": one}) for one in shown]
+        pairs += [(1 + sympy.expand(zero), sympy.S.One) for zero in zeros]
+        slope_at_zero = Form.of("G.15").side(0, 0, **LETTERS).diff(r).subs(r, 0)
+        pairs.append((-slope_at_zero, shown[0] + shown[1]))
+    numbers = {"eta": 0.7, "k": 1.3, "gamma": 0.6, "h": 1.9, "lam_i": 0.8j}
+    low, high = (form.side(0, 2, **numbers, pm=sign).real for sign in (-1, 1))
+    return derived(*pairs).also(numeric(([-1.0, 1.0], np.sign([low, high]))))
 
 
 @check("G.17")
-def kept_root() -> Evidence:
-    """The eigenvalues of the optimal feedback of a random rotation, from a Riccati equation."""
+def kept_root(form: Form) -> Evidence:
+    """The eigenvalues of the optimal feedback of a random rotation, from a Riccati equation, each
+    for its eigenvector."""
     t = turning("G.17")
-    K_matrix = Riccati().feedback(t.p.objective(drift=Rotation(t.J))).K
-    shown = t.eigen[0] + t.p.gamma / 2 - np.sqrt(t.p.gamma**2 / 4 + t.pull)
-    ours, printed = (x[np.argsort(x.imag)] for x in (linalg.eigvals(K_matrix), shown))
-    return numeric(ours, printed)
+    shown = np.array([form.side(0, 1, **t.letters, lam_i=x) for x in t.values])
+    return numeric((t.U.conj().T @ t.feedback @ t.U, np.diag(shown)))
+
+
+def kept() -> dict[str, Any]:
+    """The letters in symbols, with the root and the bias as displayed."""
+    root, bias = (Form.of(display).side(0, 1, **LETTERS) for display in ("G.17", "G.20"))
+    return LETTERS | {"r_i": root, "B_tilde_i": bias}
 
 
 @check("G.18")
-def general() -> Evidence:
+def general(form: Form) -> Evidence:
     """The displayed sum solves the equation of one coordinate, for any constant."""
-    bias = ETA * K * h / (ETA * K * h - lam * (lam + GAMMA))
-    path = bias * (phi0 - slope / h) + const * sympy.exp(_root(-1) * TIME)
-    return derived([solves(path)])
+    return derived(along(form.side(0, 1, **kept())))
 
 
 @check("G.19")
-def from_start() -> Evidence:
+def from_start(form: Form) -> Evidence:
     """The displayed path solves the equation of one coordinate and starts at phi_0."""
-    bias, e = ETA * K * h / (ETA * K * h - lam * (lam + GAMMA)), sympy.exp(_root(-1) * TIME)
-    path = bias * (phi0 - slope / h) * (1 - e) + phi0 * e
-    return derived([solves(path), (path.subs(TIME, 0), phi0)])
+    path = form.side(0, 1, **kept())
+    return derived(along(path), (path.subs(TIME, 0), phi0))
+
+
+@check("G.20")
+def bias(form: Form) -> Evidence:
+    """Where the exact path rests, over the minimum, in coordinates of the eigenvectors."""
+    t = turning("G.20")
+    end, turn = solve(t.objective, t.p.theta0).at(200.0), t.U.conj().T
+    shown = np.array([form.side(0, 1, **t.letters, lam_i=x) for x in t.values])
+    return numeric(((turn @ end) / (turn @ t.p.minimum), shown))
+
+
+@check("G.21")
+def by_component(form: Form) -> Evidence:
+    """The displayed components against the path of least J of a rotation in four dimensions."""
+    t = turning("G.21")
+    return numeric(*t.along_best(form, B_tilde=t.letters["b"], dim=4), tol=1e-9)
+
+
+@check("G.22")
+def by_vector(form: Form) -> Evidence:
+    """The displayed vector form against the path of least J of a rotation in four dimensions."""
+    t = turning("G.22")
+    diagonal = {"R_tilde": np.diag(t.letters["r"]), "B_tilde": np.diag(t.letters["b"])}
+    return numeric(*t.along_best(form, **diagonal), tol=1e-9)
+
+
+@check("G.23")
+def solution(form: Form) -> Evidence:
+    """The displayed path against paths of least J in two, three and five dimensions."""
+    pairs = [turning(f"G.23 {n}", n).along_best(form) for n in (2, 3, 5)]
+    return numeric(*[pair for own in pairs for pair in own], tol=1e-9)
+
+
+@check("G.24")
+def rate_matrix(form: Form) -> Evidence:
+    """Both displayed forms of R, and the optimal feedback from a Riccati equation."""
+    t = turning("G.24")
+    own = t.letters | {"R": t.feedback, "R_tilde": np.diag(t.letters["r"])}
+    return numeric(*form.pairs(**own))
+
+
+@check("G.25")
+def bias_matrix(form: Form) -> Evidence:
+    """Both displayed forms of B; and where exact paths come to rest, for four minima."""
+    t = turning("G.25")
+    ends = problems.resting_points(t.p, Rotation(t.J))
+    return numeric(*form.pairs(**t.letters | {"B": ends, "B_tilde": np.diag(t.letters["b"])}))
+
+
+@check("G.26")
+def limit(form: Form) -> Evidence:
+    """The distance of the exact path from the displayed limit decays as displayed."""
+    t = turning("G.26")
+    path, times = solve(t.objective, t.p.theta0), np.array([6.0, 9.0, 12.0]) / t.rate
+    sides = [form.pairs(**t.letters, theta=path.at(s))[0] for s in times]
+    gaps = [linalg.norm(ours - shown) for ours, shown in sides]
+    return approached(list(np.exp(-t.rate * times)), gaps, order=1, within=0.05)
+
+
+@check("G.27")
+def generator(form: Form) -> Evidence:
+    """The displayed matrix is the library's Rotation(1), which turns (1, 0) towards (0, 1)."""
+    turned = (Rotation(1.0)([1.0, 0.0]), [0.0, 1.0])
+    return defined(*form.pairs(J=Rotation(1.0).affine(2)[0]), turned)
+
+
+@check("G.28")
+def rotation(form: Form) -> Evidence:
+    """SymPy's exponential of the library's generator against both displayed forms."""
+    J = sympy.Matrix(Rotation(1.0).affine(2)[0].astype(int))
+    pairs = form.pairs(J=J, t=sympy.Symbol("t", real=True), I=sympy.eye(2))
+    return derived(*[(ours.applyfunc(_real), shown) for ours, shown in pairs])
+
+
+def _real(x: sympy.Expr) -> sympy.Expr:
+    return sympy.simplify(x.rewrite(sympy.cos))
+
+
+@check("G.29")
+def spiral(form: Form) -> Evidence:
+    """How an offset from the limit shrinks and rotates along the exact path of the plane."""
+    t = replace(turning("G.29", 2), J=np.array([[0.0, -1.0], [1.0, 0.0]]))
+    theta0, time = t.p.theta0, 0.8
+    path = solve(t.objective, theta0)
+    end = path.at(400.0)
+    ((ours, shown),) = form.pairs(**t.letters | {"R": t.feedback}, t=time)
+    return numeric((path.at(time) - end, shown @ (theta0 - end)), (ours, shown))

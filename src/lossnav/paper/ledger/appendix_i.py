@@ -1,4 +1,4 @@
-"""Checks of App. I: the objective of uncertain weights."""
+"""Checks of App. I: the objective and the equations of uncertain weights, and their limit."""
 
 from __future__ import annotations
 
@@ -7,79 +7,70 @@ from typing import Any
 
 import numpy as np
 import sympy
+from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.evidence import Evidence, approached, defined_as, numeric, numerics
-from lossnav.paper.ledger.instances import Path, random, same_cost, smooth_path, spd
-from lossnav.paper.ledger.registry import check
-from lossnav.paper.ledger.section6 import NODES, WEIGHTS, divergence, log_normal
-from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, system, unknown
+from lossnav.paper.ledger import comparison, problems, section6, symbols
+from lossnav.paper.ledger.comparison import Evidence, approached, check, closing, derived, numeric
+from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import STRONG, Path, random, same_cost, smooth_path, spd
+from lossnav.paper.ledger.section6 import NODES, WEIGHTS, accelerated, log_normal, weights
+from lossnav.paper.ledger.symbols import H, K, System, local_loss, system, unknown
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.geometry import FisherGaussian
-from lossnav.problem.landscapes import Function, Quadratic
+from lossnav.problem.landscapes import Function, MuellerBrown, Quadratic
 from lossnav.problem.objective import Objective
-
-
-def bumpy(x: Any) -> Any:
-    """A polynomial loss of one weight."""
-    return x[0] ** 4 / 4 - x[0] ** 3 / 3 + x[0]
+from lossnav.solvers import Ritz, solve
 
 
 @check("I.1")
-def objective() -> Evidence:
-    """KL over eta dt^2, the entropy and the mean of a quartic loss, all by quadrature, against the library's costs."""
-    eta, k = 1.2, 0.8
-    mu, v, dmu, dv = 0.4, 0.7, -0.9, 1.1
-    ours = weight_uncertainty(Function(bumpy, names=["w"]), eta=eta, k=k)
-    steps = [0.02, 0.01, 0.005]
-    one = np.ones(1)
-    costs = [
-        divergence(mu * one, v * one, (mu + dmu * dt) * one, (v + dv * dt) * one) / (eta * dt**2)
-        for dt in steps
-    ]
-    gaps = [abs(float(ours.kinetic([mu, v], [dmu, dv])) - cost) for cost in costs]
-    x = mu + np.sqrt(v) * NODES
-    entropy = -WEIGHTS @ log_normal(x, mu, v)
-    mean = WEIGHTS @ bumpy([x])
-    rest = numeric(ours.potential([mu, v]), k * mean - entropy)
-    return approached(steps, gaps, order=1).also(rest)
+def objective(form: Form) -> Evidence:
+    """KL over eta dt^2, entropy and mean loss, by quadrature, against the library's costs."""
+
+    def bumpy(x: Any) -> Any:
+        return x[0] ** 4 / 4 - x[0] ** 3 / 3 + x[0]
+
+    state, speed = np.array([0.4, 0.7]), np.array([-0.9, 1.1])
+    mean = WEIGHTS @ bumpy([state[0] + np.sqrt(state[1]) * NODES])
+    task = weight_uncertainty(Function(bumpy, names=["w"]), eta=1.2, k=0.8)
+    return section6.costs(form, task, state, speed, mean)
+
+
+def expectation(odds: FloatArray, grid: FloatArray, at: Any) -> Any:
+    """The mean of what is below a sign of expectation, over points theta."""
+    return odds @ [at(theta=x) for x in grid]
 
 
 @check("I.2")
-def divergence_of_a_step() -> Evidence:
-    """Each line of the chain for three random weights, the first two by quadrature; the last leaves out terms of third order in dt."""
+def divergence_of_a_step(form: Form) -> Evidence:
+    """Each line of the chain, three by quadrature; the last omits terms of third order in dt."""
     rng = random("I.2")
-    mu, v, dmu, dv = rng.normal(size=3), rng.uniform(0.5, 2, size=3), *rng.normal(size=(2, 3))
+    mu, v, dmu, dv = rng.normal(size=2), rng.uniform(0.5, 2, size=2), *rng.normal(size=(2, 2))
     steps, gaps, pairs = [0.04, 0.02, 0.01], [], []
+    letters: dict[str, Any] = {"mu": mu, "v": v, "dmu": dmu, "dv": dv, "theta": mu, "dim": 2}
+    odds = np.outer(WEIGHTS, WEIGHTS).ravel()
+
+    def density(x: Any, mean: Any, variance: Any) -> Any:
+        return np.exp(log_normal(x, mean, variance).sum())
+
     for dt in steps:
         ahead, wide = mu + dmu * dt, v + dv * dt
-        ours = divergence(mu, v, ahead, wide)
-        third = 0.0
-        for i in range(3):
-            x = ahead[i] + np.sqrt(wide[i]) * NODES
-            inside = (
-                -((x - mu[i] - dmu[i] * dt) ** 2) / (2 * wide[i]) - np.log(2 * np.pi * wide[i]) / 2
-            )
-            third += WEIGHTS @ (
-                inside + (x - mu[i]) ** 2 / (2 * v[i]) + np.log(2 * np.pi * v[i]) / 2
-            )
-        logs = np.log(2 * np.pi * v) / 2 - np.log(2 * np.pi * wide) / 2
-        fourth = (-0.5 + logs + wide / (2 * v) + dmu**2 / (2 * v) * dt**2).sum()
-        fifth = (dv * dt / (2 * v) + dmu**2 / (2 * v) * dt**2 - np.log1p(dv / v * dt) / 2).sum()
-        pairs += [(ours, third), (ours, fourth), (ours, fifth)]
-        gaps.append(abs(float(ours - ((dmu**2 / v / 2 + dv**2 / v**2 / 4) * dt**2).sum())))
-    return approached(steps, gaps, order=3).also(numerics(pairs, tol=1e-8))
+        axes = (ahead + np.sqrt(wide) * NODES[:, None]).T
+        grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+        mean = functools.partial(expectation, odds, grid)
+        own = letters | {"Dt": dt, "mean": mean, "p": density}
+        ours = form.side(0, 0, **own | section6.DISTRIBUTIONS)
+        pairs += [(ours, form.side(0, n, **own)) for n in range(1, 5)]
+        gaps.append(abs(float(ours - form.side(0, 5, **own))))
+    return approached(steps, gaps, order=3).also(numeric(*pairs, tol=1e-8))
 
 
 @check("I.3")
-def entropy() -> Evidence:
+def entropy(form: Form) -> Evidence:
     """The entropy of three random weights, by quadrature of -p log p."""
     rng = random("I.3")
     mu, v = rng.normal(size=3), rng.uniform(0.2, 3, size=3)
-    ours = -sum(
-        WEIGHTS @ log_normal(a + np.sqrt(s) * NODES, a, s) for a, s in zip(mu, v, strict=True)
-    )
-    return numeric(ours, (np.log(2 * np.pi * np.e * v) / 2).sum())
+    return numeric(*form.pairs(**section6.DISTRIBUTIONS, mu=mu, v=v, dim=3))
 
 
 def positive_path(name: str) -> Path:
@@ -95,42 +86,135 @@ def positive_path(name: str) -> Path:
 
 
 @check("I.4")
-def effective_objective() -> Evidence:
-    """The displayed integral is the library's J of two uncertain weights, on a random path; k L stands beside the sum, not in it."""
-    eta, k, gamma = 0.7, 1.4, 0.6
-    bend, low = spd(random("I.4"), 2), np.array([0.3, -0.6])
-    task = weight_uncertainty(Quadratic(bend, minimum=low), eta=eta, k=k, gamma=gamma)
+def effective_objective(form: Form) -> Evidence:
+    """The displayed integral is the library's J of two uncertain weights; k L is counted once."""
+    constants: dict[str, Any] = {"eta": 0.7, "k": 1.4, "gamma": 0.6}
+    loss = Quadratic(spd(random("I.4"), 2), minimum=[0.3, -0.6])
+    mean = weight_uncertainty(loss, entropy=False).loss
 
     def integrand(t: float, x: FloatArray, speed: FloatArray) -> Any:
-        (mu, v), (dmu, dv) = (x[:2], x[2:]), (speed[:2], speed[2:])
-        loss = (mu - low) @ bend @ (mu - low) / 2 + np.diag(bend) @ v / 2
-        each = dmu**2 / v / (2 * eta) + dv**2 / v**2 / (4 * eta) - np.log(2 * np.pi * np.e * v) / 2
-        return (each.sum() + k * loss) * np.exp(-gamma * t)
+        state = {"mu": x[:2], "v": x[2:], "dmu": speed[:2], "dv": speed[2:]}
+        return form.side(0, 1, **constants, **state, t=t, Loss=mean(x).item(), dim=2)
 
+    task = weight_uncertainty(loss, **constants)
     return same_cost("I.4", task, integrand, path=positive_path("I.4"))
 
 
-@functools.cache
-def any_loss() -> System:
-    """Two uncertain weights with an undefined L(mu, v), and the Fisher metric."""
+def uncertain(mean_loss: Any) -> System:
+    """Two uncertain weights with a mean loss of (mu, v), their entropy, and the Fisher metric."""
     names = ["mu1", "mu2", "v1", "v2"]
 
     def loss(x: Any) -> Any:
-        state = [sympy.sympify(entry) for entry in x]
+        state = list(symbols.symbolic(x))
         bits = sum(sympy.log(2 * sympy.pi * sympy.E * v) for v in state[2:])
-        return unknown("L", *state) - bits / (2 * K)
+        return mean_loss(state) - bits / (2 * K)
 
     return system(Objective(Function(loss, names, positive=names[2:]), metric=FisherGaussian(2)))
 
 
+@functools.cache
+def any_loss() -> tuple[System, dict[str, Any]]:
+    """Two uncertain weights with an undefined L(mu, v), and values for the letters of a display."""
+    s = uncertain(lambda state: unknown("L", *state))
+    return s, {"Loss": unknown("L", *s.theta), "d_dt": s.d_dt}
+
+
 @check("I.5")
-def lagrangian() -> Evidence:
-    """The displayed Lagrangian is the one that the library differentiates, with its Fisher metric and an undefined loss."""
-    s = any_loss()
-    x, speed = list(s.theta), list(s.v)
-    total = K * unknown("L", *x)
-    for i in (0, 1):
-        v = x[2 + i]
-        total += speed[i] ** 2 / v / (2 * ETA) + speed[2 + i] ** 2 / v**2 / (4 * ETA)
-        total -= sympy.log(2 * sympy.pi * sympy.E * v) / 2
-    return defined_as([(s.equations.lagrangian, total * sympy.exp(-GAMMA * TIME))])
+def lagrangian(form: Form) -> Evidence:
+    """The displayed Lagrangian is the library's, with its Fisher metric and an undefined loss."""
+    s, own = any_loss()
+    return comparison.defined(*form.pairs(**weights(s) | own, L=s.equations.lagrangian))
+
+
+@check("I.6")
+def equations(form: Form) -> Evidence:
+    """The derived equations with an undefined loss, before solving for the accelerations."""
+    s, own = any_loss()
+    pairs = form.pairs(**weights(s) | own)
+    shown = [Matrix(left) - Matrix(right) for left, right in pairs]
+    return derived((s.residual, Matrix([entry for column in shown for entry in column])))
+
+
+@check("I.7")
+def simplified(form: Form) -> Evidence:
+    """The derived accelerations of two uncertain weights with an undefined loss."""
+    s, own = any_loss()
+    return derived(*form.pairs(**accelerated(s) | own))
+
+
+@check("I.8")
+def picture(form: Form) -> Evidence:
+    """The displayed quadratic is the library's, and meets the Mueller-Brown loss at third order."""
+    return problems.local_picture(form, MuellerBrown(), [-0.3, 0.8])
+
+
+@check("I.9")
+def expected_loss(form: Form) -> Evidence:
+    """The mean of the quadratic loss over theta_t and theta_0, by quadrature and by the library."""
+    rng = random("I.9")
+    bend, pull, mu0 = spd(rng, 2), rng.normal(size=2), rng.normal(size=2)
+    v0 = rng.uniform(0.5, 2, size=2)
+    nodes, odds = np.polynomial.hermite_e.hermegauss(4)
+    grid = np.stack(np.meshgrid(*[nodes] * 4, indexing="ij"), -1).reshape(-1, 4)
+    mass = np.prod(np.stack(np.meshgrid(*[odds] * 4, indexing="ij"), -1).reshape(-1, 4), 1)
+    minimum = mu0 - np.linalg.solve(bend, pull)
+    library = weight_uncertainty(Quadratic(bend, minimum=minimum), entropy=False).loss
+
+    def sides(mu: FloatArray, v: FloatArray) -> FloatArray:
+        """By the library, by quadrature, and as displayed."""
+        points = np.array([*mu, *mu0]) + np.sqrt([*v, *v0]) * grid
+        x = points @ np.vstack([np.eye(2), -np.eye(2)])
+        mean = float(mass @ Quadratic(bend, g=pull)(x) / mass.sum())
+        letters = {"g": pull, "H": bend, "mu": mu, "mu0": mu0, "v": v, "const": 0.0, "dim": 2}
+        letters |= {
+            "Loss": library(np.concatenate([mu, v])).item(),
+            "mean": lambda at: at(Loss=mean),
+        }
+        return np.array([form.side(0, n, **letters) for n in range(3)])
+
+    one, other = (sides(rng.normal(size=2), rng.uniform(0.5, 2, size=2)) for _ in "ab")
+    by_library, by_quadrature, shown = one - other  # a constant is left out
+    return numeric((by_library, shown), (by_quadrature, shown))
+
+
+@check("I.10")
+def equations_on_a_quadratic(form: Form) -> Evidence:
+    """The derived equations of two uncertain weights with the displayed mean loss in symbols."""
+
+    def mean_loss(state: Any) -> Any:
+        return local_loss(state[:2]) + (H[0, 0] * state[2] + H[1, 1] * state[3]) / 2
+
+    return derived(*form.pairs(**accelerated(uncertain(mean_loss))))
+
+
+@check("I.11")
+def overdamped(form: Form) -> Evidence:
+    """The slow manifold of two weights by SymPy; and the velocity of least J as gamma grows."""
+    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    rates = Matrix(list(s.equations.overdamped().velocities.values()))
+    slow = derived(*form.pairs(**weights(s) | {"dmu": rates[:2, 0], "dv": rates[2:, 0]}))
+    bend, eta, k, (mu, v) = 1.6, 0.9, 1.2, (0.8, 0.9)
+    rest, ours, shown = Ritz(ends=[(0.0, 1 / (k * bend))]), [], []
+    letters = {"eta": eta, "k": k, "mu": [mu], "v": [v], "mu0": [0.8], "dim": 1}
+    letters |= {"g": [bend * mu], "H": np.array([[bend]])}
+    for gamma in STRONG:
+        task = weight_uncertainty(Quadratic(bend), eta=eta, k=k, gamma=gamma)
+        ours.append(solve(task, [mu, v], method=rest).velocity0)
+        shown.append(np.ravel([form.side(n, 1, **letters, gamma=gamma) for n in (0, 1)]))
+    return closing([1 / gamma for gamma in STRONG], ours, shown, order=2).also(slow)
+
+
+@check("I.12")
+def balance(form: Form) -> Evidence:
+    """Where the derived variance equation rests, by SymPy; and where a path of least J rests."""
+    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    still = dict.fromkeys(s.v, sympy.S.Zero)
+    rest = [sympy.solve(s.acceleration[2 + n].xreplace(still), s.theta[2 + n])[0] for n in (0, 1)]
+    bend, k = 1.6, 1.2
+    task = weight_uncertainty(Quadratic(bend), k=k, gamma=0.5)
+    path = solve(task, [0.8, 2.0], method=Ritz(ends=[(0.1, 0.6)]))
+    if path.end is None:
+        raise ValueError("The path of one uncertain weight does not come to rest.")
+    pairs = form.pairs(v=path.end[1:], k=k, H=np.array([[bend]]), dim=1)
+    settled = numeric((path.end, np.array([0.0, *pairs[0][1]])), tol=1e-8)
+    return derived(*form.pairs(v=rest, k=K, H=H, dim=2)).also(settled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,122 +12,138 @@ from scipy import linalg
 from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.evidence import Evidence, approached, defined, derived, numeric
-from lossnav.paper.ledger.instances import closing, local, random, root
-from lossnav.paper.ledger.registry import check
-from lossnav.paper.ledger.section3 import step
-from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, system
+from lossnav.paper.ledger import comparison
+from lossnav.paper.ledger.comparison import Evidence, approached, check, corrected, defined, derived
+from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import SHORT, as_dt_shrinks, local, random
+from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, K, System, symbolic, system
+from lossnav.paper.ledger.symbols import g as observed
+from lossnav.paper.ledger.symbols import start as origin
 from lossnav.problem.belief import adaptive
-from lossnav.problem.geometry import Drift, Metric
-from lossnav.problem.landscapes import Function, Quadratic
+from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import solve
 
-kappa, alpha1, alpha2, xi1, xi2, sigma1, sigma2 = sympy.symbols(
-    "kappa alpha1 alpha2 xi1 xi2 sigma1 sigma2", positive=True
-)
-seen = Matrix(sympy.symbols("g1 g2", real=True))
-origin = Matrix(sympy.symbols("a1 a2", real=True))
+LETTERS = sympy.symbols("kappa alpha1 alpha2 xi1 xi2 sigma1 sigma2", positive=True)
+kappa, alpha1, alpha2, xi1, xi2, sigma1, sigma2 = LETTERS
+KNOWN = Matrix(sympy.symbols("known1 known2", real=True))
+ALPHA, XI, SIGMA = (0.4, 0.9), (0.7, 1.3), (0.8, 1.1)
 
 
 @check("5.1")
-def believed_loss() -> Evidence:
-    """What the library's belief charges for leaving theta_0; and the mean of 200 local pictures whose means are m and kappa V."""
+def believed_loss(form: Form) -> Evidence:
+    """The library's cost of leaving theta_0; and the mean of 200 random quadratic losses."""
     rng, n, scale = random("5.1"), 2, 1.7
     theta0, theta, m, v = rng.normal(size=(4, n))
-    objective = adaptive(rng.normal(size=n), theta0=theta0, kappa=scale)
-    loss = objective.loss
-    ours = loss(np.concatenate([theta, m, v])) - loss(np.concatenate([theta0, m, v]))
+    loss = adaptive(rng.normal(size=n), theta0=theta0, kappa=scale).loss
+    ours = (loss(np.concatenate([theta, m, v])) - loss(np.concatenate([theta0, m, v]))).item()
     x = theta - theta0
-    shown = m @ x + scale / 2 * x @ np.diag(v) @ x
     gradients, curvatures = rng.normal(size=(200, n)), rng.normal(size=(200, n, n))
     curvatures += curvatures.swapaxes(1, 2)
     each = [0.4 + Quadratic(H, g=g)(x).item() for g, H in zip(gradients, curvatures, strict=True)]
+    letters = {"theta": theta, "theta0": theta0, "kappa": scale}
+    shown = form.pairs(**letters, m=m, V=np.diag(v), Loss=0.0, mean=lambda at: at(Loss=ours))
     mean, V = gradients.mean(0), curvatures.mean(0) / scale
-    expected = 0.4 + mean @ x + scale / 2 * x @ V @ x
-    return defined([(ours, shown), (np.mean(each), expected)])
+    expected = form.pairs(**letters, m=mean, V=V, Loss=0.4, mean=lambda at: at(Loss=np.mean(each)))
+    return defined(*shown, *expected)
 
 
 @check("5.2")
-def prior() -> Evidence:
-    """-log of the exact Ornstein-Uhlenbeck transition over dt, per dt and up to its normaliser, tends to the library's cost of moving m and v."""
-    rng, alpha, xi = random("5.2"), (0.4, 0.9), (0.7, 1.3)
+def prior(form: Form) -> Evidence:
+    """-log of the Ornstein-Uhlenbeck transition, per dt, tends to the library's cost of motion; the
+    noise that a motion needs, by the display, has the same cost."""
+    rng = random("5.2")
     state, speed = rng.normal(size=3), np.array([0.0, *rng.normal(size=2)])
-    ours = adaptive([0.3], alpha=alpha, xi=xi).kinetic(state, speed)
-    steps, gaps = [0.02, 0.01, 0.005], []
-    for dt in steps:
-        cost = 0.0
-        for x, v, a, s in zip(state[1:], speed[1:], alpha, xi, strict=True):
-            spread = s**2 * -np.expm1(-2 * a * dt) / (2 * a)
-            cost += (x + v * dt - np.exp(-a * dt) * x) ** 2 / (2 * spread) / dt
-        gaps.append(abs(float(ours) - cost))
-    return approached(steps, gaps, order=1)
+    ours = float(adaptive([0.3], alpha=ALPHA, xi=XI).kinetic(state, speed))
+    x, v, a, s = state[1:], speed[1:], np.array(ALPHA), np.array(XI)
+    gaps = []
+    for dt in SHORT:
+        spread = s**2 * -np.expm1(-2 * a * dt) / (2 * a)
+        cost = (x + v * dt - np.exp(-a * dt) * x) ** 2 / (2 * spread) / dt
+        gaps.append(abs(ours - cost.sum()))
+    letters = {"m": x[0], "V": x[1], "alpha1": a[0], "alpha2": a[1], "xi1": s[0], "xi2": s[1]}
+    # The displays are linear in the noise, so two values of a side give the noise of a motion.
+    noise = []
+    for line, rate in enumerate(v):
+        still, pushed = (form.side(line, 1, **letters, eta1=n, eta2=n) for n in (0.0, 1.0))
+        left = form.side(line, 0, dm=rate, dV=rate)
+        noise.append((left - still) / (pushed - still))
+    return approached(SHORT, gaps, order=1).also(defined((ours, np.square(noise).sum() / 2)))
 
 
-def by_motion() -> tuple[Evidence, Evidence]:
-    """The theta-equation of the belief's display from |theta|^2 and from |theta'|^2 as the cost of motion."""
-    path = sympy.Function("path")(TIME)
-    L = sympy.Function("L")(path)
-    speed = path.diff(TIME)
+def posterior(state: Sequence[Any], g: Any, dt: float, observation: str = "moments") -> float:
+    """-log p/dt of the prior's transition and of the observations over dt, by their densities."""
+    m, v, dm, dv = state
+    normals = [  # value, mean and variance
+        (m + dm * dt, m - ALPHA[0] * m * dt, XI[0] ** 2 * dt),
+        (v + dv * dt, v - ALPHA[1] * v * dt, XI[1] ** 2 * dt),
+    ]
+    if observation == "gaussian":
+        normals.append((g, m, v / dt))
+    else:
+        normals += [(g, m, SIGMA[0] ** 2 / dt), ((g - m) ** 2, v, SIGMA[1] ** 2 / dt)]
+    return sum(
+        float(np.sum((x - mean) ** 2 / (2 * variance) + np.log(2 * np.pi * variance) / 2)) / dt
+        for x, mean, variance in normals
+    )
+
+
+def by_motion(form: Form, states: Any, observation: Any) -> Evidence:
+    """The theta-equation that follows from the displayed integrand, by SymPy, beside the known one;
+    and the change of the integrand between two states, by the densities, beside the library's."""
+    path, dt = sympy.Function("path")(TIME), 0.01
+    L, speed = sympy.Function("L")(path), path.diff(TIME)
     want = -(speed.diff(TIME) - GAMMA * speed) + ETA * K * L.diff(path)
+    task = adaptive([0.3], alpha=ALPHA, xi=XI, sigma=SIGMA, observation=observation)
+    still = np.zeros(1)  # at rest at theta_0, only the belief has a cost
+    ours = [
+        task.kinetic([0, m, v], [0, dm, dv]) + task.potential([0, m, v]) for m, v, dm, dv in states
+    ]
 
-    def motion(square: sympy.Expr) -> Evidence:
-        """dM/dx - d/dt dM/dx' of the discounted cost M, times eta and over the discount."""
-        M = (square / (2 * ETA) + K * L) * sympy.exp(-GAMMA * TIME)
+    def density(ahead: Any, wide: Any, g: Any, m: Any, v: Any) -> Any:
+        own = posterior([m, v, (ahead - m) / dt, (wide - v) / dt], g, dt, observation)
+        return np.exp(-dt * own)
+
+    def cost(one: Form, state: Any) -> float:
+        m, v, dm, dv = state
+        numbers = {"eta": 1.0, "k": 1.0, "gamma": 0.5, "t": 0.0, "Loss": 0.0, "Dt": dt}
+        ahead = {"m_t+1": m + dm * dt, "V_t+1": v + dv * dt, "g": 0.3, "m": m, "V": v}
+        return float(one.side(0, 1, **numbers, **ahead, theta=still, dtheta=still, p=density))
+
+    def shown(one: Form) -> Evidence:
+        sure = dict.fromkeys(("m_t+1", "V_t+1", "g", "m", "V"), 0) | {"p": lambda *_: sympy.S.One}
+        place = {"theta": path, "dtheta": speed, "Loss": L, "Dt": sympy.Symbol("dt")}
+        M = one.side(0, 1, **CONSTANTS, **place, **sure)
         slope = M.diff(path) - M.diff(speed).diff(TIME)
-        return derived([(sympy.expand(ETA * slope * sympy.exp(GAMMA * TIME)), want)])
+        motion = derived((sympy.expand(ETA * slope * sympy.exp(GAMMA * TIME)), want))
+        change = (cost(one, states[0]) - cost(one, states[1]), ours[0] - ours[1])
+        return motion.also(comparison.numeric(change))
 
-    return motion(path**2), motion(speed**2)
+    return corrected(form, shown)
 
 
 @check("5.3")
-def belief_objective() -> Evidence:
-    """The theta-equation of the next display from both costs of motion, by SymPy; and -log p/dt, less its value at one state, against the belief's quadratic terms."""
-    printed, right = by_motion()
-    return printed.otherwise(right.also(_density()))
-
-
-def _density() -> Evidence:
-    """-log p/dt of prior and observations has a limit, once what no state changes is left out."""
-    rng = random("5.3")
-    alpha, xi, sigma, g = (0.4, 0.9), (0.7, 1.3), (0.8, 1.1), 0.3
-    objective = adaptive([g], alpha=alpha, xi=xi, sigma=sigma)
-    states, speeds = rng.normal(size=(2, 3)), rng.normal(size=(2, 3))
-    states[:, 0] = speeds[:, 0] = 0.0  # at rest at theta_0 nothing but the belief costs
-
-    def ours(i: int) -> float:
-        return float(objective.kinetic(states[i], speeds[i]) + objective.potential(states[i]))
-
-    def density(i: int, dt: float) -> float:
-        (_, m, v), (_, dm, dv) = states[i], speeds[i]
-        total = 0.0
-        for value, mean, spread in (
-            (m + dm * dt, m - alpha[0] * m * dt, xi[0] ** 2 * dt),
-            (v + dv * dt, v - alpha[1] * v * dt, xi[1] ** 2 * dt),
-            (g, m, sigma[0] ** 2 / dt),
-            ((g - m) ** 2, v, sigma[1] ** 2 / dt),
-        ):
-            total += (value - mean) ** 2 / (2 * spread) + np.log(2 * np.pi * spread) / 2
-        return total / dt
-
-    return numeric(density(0, 0.01) - density(1, 0.01), ours(0) - ours(1))
+def belief_objective(form: Form) -> Evidence:
+    """The theta-equation of the next display from the displayed integrand, by SymPy; and -log p/dt
+    by the densities, less its value at one state, against the library's costs."""
+    return by_motion(form, random("5.3").normal(size=(2, 4)), "moments")
 
 
 @functools.cache
-def beliefs() -> System:
-    """Two weights with a full matrix V: theta, m and the four entries of V, derived from prior and observations."""
+def beliefs(datum: bool) -> System:
+    """Two weights with a full matrix V: theta, m and the four entries of V.
+
+    The second observation is (g - m)(g - m)^T with the m of the path or, as a ``datum``, with a
+    value of m that no path changes.
+    """
     names = ["theta1", "theta2", "m1", "m2", "V11", "V12", "V21", "V22"]
 
-    def parts(x: Any) -> tuple[Matrix, Matrix, Matrix]:
-        entries = [sympy.sympify(entry) for entry in x]
-        return Matrix(entries[:2]) - origin, Matrix(entries[2:4]), Matrix(2, 2, entries[4:])
-
     def loss(state: Any) -> Any:
-        x, m, V = parts(state)
-        miss = seen - m
+        x, m, V = parts(symbolic(state))
+        miss, second = observed - m, observed - (KNOWN if datum else m)
         believed = (m.T * x + kappa / 2 * x.T * V * x)[0]
         evidence = (miss.T * miss)[0] / (2 * sigma1**2)
-        evidence += sum(entry**2 for entry in V - miss * miss.T) / (2 * sigma2**2)
+        evidence += sum(entry**2 for entry in V - second * second.T) / (2 * sigma2**2)
         return believed + evidence / K
 
     def price(_: Any) -> Any:
@@ -135,75 +152,68 @@ def beliefs() -> System:
     def decays(state: Any) -> Any:
         return [0, 0, *(-alpha1 * x for x in state[2:4]), *(-alpha2 * x for x in state[4:])]
 
-    return system(Objective(Function(loss, names=names), metric=Metric(price), drift=Drift(decays)))
+    return system(Objective(loss, metric=price, drift=decays, names=names))
 
 
-def forces() -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """What the display calls the pull on theta, m and V, and what its m-equation lacks."""
-    s = beliefs()
-    x, m, V = s.theta[:2, 0] - origin, s.theta[2:4, 0], Matrix(2, 2, list(s.theta[4:, 0]))
-    miss = seen - m
-    excess = V - miss * miss.T
-    # V and its transpose are the same matrix; kept apart here, they enter by their mean.
-    lacks = (excess + excess.T) * miss / sigma2**2
-    pull_V = K * kappa / 2 * x * x.T + excess / sigma2**2
-    symmetric = ETA * K * (m + kappa * (V + V.T) / 2 * x)
-    return symmetric, K * x + (m - seen) / sigma1**2, Matrix(4, 1, list(pull_V)), lacks
+def parts(state: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """theta - theta_0, m and V."""
+    return state[:2, 0] - origin, state[2:4, 0], Matrix(2, 2, list(state[4:, 0]))
+
+
+def belief_letters(s: System, rates: dict[str, Any]) -> dict[str, Any]:
+    """Values for the letters of a display of beliefs; ``rates`` has columns for theta, m and V."""
+    known = dict(zip(KNOWN, s.theta[2:4, 0], strict=True))
+    # V21 and V12 were separate symbols for the derivation; V is symmetric.
+    same = {s.theta[6]: s.theta[5], s.v[6]: s.v[5]}
+    letters: dict[str, Any] = {"theta0": origin, "g": observed}
+    for dots, column in ({"": s.theta, "d": s.v} | rates).items():
+        x, m, V = column[:2, 0], column[2:4, 0], Matrix(2, 2, list(column[4:, 0]))
+        letters |= {f"{dots}theta": x, f"{dots}m": m, f"{dots}V": V}
+    letters = {name: value.subs(known).subs(same) for name, value in letters.items()}
+    return letters | CONSTANTS | {str(letter): letter for letter in LETTERS}
 
 
 @check("5.4")
-def belief_equations() -> Evidence:
-    """The derived equations of two weights with a full matrix V: the m-equation lacks what the second observation says about m."""
-    s = beliefs()
-    pull_theta, pull_m, pull_V, lacks = forces()
-    m, V, dm, dV = s.theta[2:4, 0], s.theta[4:, 0], s.v[2:4, 0], s.v[4:, 0]
+def belief_equations(form: Form) -> Evidence:
+    """The derived equations: the m-equation lacks the effect of the second observation on m. With
+    the square of g - m as a datum, not differentiated by m, the printed form holds."""
+    path, datum = (belief_letters(s, {"dd": s.acceleration}) for s in map(beliefs, (False, True)))
+    right = derived(*form.right.pairs(**path)).also(derived(*form.pairs(**datum)))
+    return derived(*form.pairs(**path)).otherwise(right)
 
-    def accelerations(extra: Matrix) -> Matrix:
-        return Matrix(
-            [
-                *(GAMMA * s.v[:2, 0] + pull_theta),
-                *(GAMMA * (dm + alpha1 * m) + alpha1**2 * m + xi1**2 * (pull_m + extra)),
-                *(GAMMA * (dV + alpha2 * V) + alpha2**2 * V + xi2**2 * pull_V),
-            ]
-        )
 
-    printed = derived([(s.acceleration, accelerations(0 * lacks))])
-    return printed.otherwise(derived([(s.acceleration, accelerations(lacks))]))
+def slow_letters(s: System) -> dict[str, Any]:
+    """Values on the slow manifold of m and V, where gamma theta' is left out."""
+    slow = s.equations.overdamped([x.name for x in s.theta[2:, 0]])
+    inert = Matrix(list(slow.accelerations.values())) - GAMMA * s.v[:2, 0]
+    rest = Matrix(list(slow.velocities.values()))
+    free = Matrix([*s.v[:2, 0], *rest])
+    return belief_letters(s, {"d": free, "dd": Matrix([*inert, *rest])})
 
 
 @check("5.5")
-def slow_beliefs() -> Evidence:
-    """The slow manifold in m and V by SymPy; and the share of gamma theta' in the motion, which goes as eta to the power -1/2."""
-    s = beliefs()
-    slow = s.equations.overdamped([x.name for x in s.theta[2:, 0]])
-    pull_theta, pull_m, pull_V, lacks = forces()
-    inert = Matrix(list(slow.accelerations.values())) - GAMMA * s.v[:2, 0]
-    ours = Matrix([*inert, *slow.velocities.values()])
-
-    def shown(extra: Matrix) -> Matrix:
-        dm = -alpha1 * s.theta[2:4, 0] - xi1**2 / GAMMA * (pull_m + extra)
-        dV = -alpha2 * s.theta[4:, 0] - xi2**2 / GAMMA * pull_V
-        return Matrix([*pull_theta, *dm, *dV])
-
-    p = local("5.5")
-    share, etas = [], [1e4, 4e4, 16e4]
-    for eta in etas:
-        path = solve(p.objective(eta=eta, gamma=1.0), p.theta0)
-        share.append(linalg.norm(1.0 * path.velocity0) / linalg.norm(eta * p.k * p.g))
+def slow_beliefs(form: Form) -> Evidence:
+    """The slow manifold in m and V by SymPy, where the printed form holds with the square of g - m
+    as a datum; and gamma theta' vanishes as eta^(-1/2)."""
+    path, datum = map(slow_letters, map(beliefs, (False, True)))
+    p, etas = local("5.5"), [1e4, 4e4, 16e4]
+    speeds = [solve(p.objective(eta=eta, gamma=1.0), p.theta0).velocity0 for eta in etas]
+    share = linalg.norm(speeds, axis=1) / (np.array(etas) * p.k * linalg.norm(p.g))
     ballistic = approached([1 / eta for eta in etas], share, order=0.5, within=0.05)
-    right = derived([(ours, shown(lacks))]).also(ballistic)
-    return derived([(ours, shown(0 * lacks))]).otherwise(right)
+    right = derived(*form.right.pairs(**path)).also(derived(*form.pairs(**datum)), ballistic)
+    return derived(*form.pairs(**path)).otherwise(right)
 
 
 @check("5.6")
-def adam_rule() -> Evidence:
-    """The exact optimal step with H = kappa V and g = m at gamma = 0, as dt shrinks: the rule lacks kappa^(-1/2)."""
+def adam_rule(form: Form) -> Evidence:
+    """The exact step with H = kappa V and g = m as dt shrinks: the rule lacks kappa^(-1/2)."""
     p, scale = local("5.6", gamma=0.0), 4.0
-    V, times = p.H / scale, [0.02, 0.01, 0.005]
-    ours = [step(p.objective(), p.theta0, t) for t in times]
+    belief = {"theta": p.theta0, "V": p.H / scale, "m": p.g, "kappa": scale}
 
-    def shown(factor: float) -> list[FloatArray]:
-        return [-factor * np.sqrt(p.eta * p.k) * linalg.solve(root(V), p.g) * t for t in times]
+    def shown(one: Form) -> Evidence:
+        def sides(theta_Dt: FloatArray, **own: Any) -> list[comparison.Pair]:
+            return one.pairs(**{"theta_t+Dt": theta_Dt}, **own, **belief)
 
-    printed = closing(times, ours, shown(1.0), order=1)
-    return printed.otherwise(closing(times, ours, shown(scale**-0.5), order=1))
+        return as_dt_shrinks(p, sides)
+
+    return corrected(form, shown)

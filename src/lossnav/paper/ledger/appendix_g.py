@@ -1,0 +1,253 @@
+"""Checks of App. G: the equations with a drift, weight decay, and the effective potential.
+
+The checks of its first example, rotation, are in `appendix_g_rotation`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import sympy
+from scipy import linalg
+from sympy import ImmutableMatrix, Matrix
+
+from lossnav._base.checks import FloatArray
+from lossnav.equations.nongradient import split_drift
+from lossnav.paper.ledger import problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
+from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import Local, least, local, random, wind
+from lossnav.paper.ledger.symbols import H, System, anything, g, gradient, start
+from lossnav.problem.geometry import Decay, Drift
+from lossnav.problem.landscapes import Function
+from lossnav.problem.objective import Objective
+from lossnav.solvers import Riccati
+
+J = ImmutableMatrix(2, 2, sympy.symbols("J11 J12 J21 J22", real=True))
+
+
+def undefined(x: Any) -> Any:
+    """An undefined loss."""
+    return symbols.unknown("L", *x)
+
+
+@check("G.1")
+def objective(form: Form) -> Evidence:
+    """The displayed integral is the library's J with metric and drift, on a random path."""
+    return problems.displayed_cost(
+        form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8
+    )
+
+
+@check("G.2")
+def lagrangian(form: Form) -> Evidence:
+    """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
+    s = anything(2, metric=True, drift=True)
+    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+
+
+@check("G.3")
+def equations(form: Form) -> Evidence:
+    """The derived equations for an undefined loss, metric and drift of one and of two weights."""
+    one, two = (anything(dim, metric=True, drift=True).motion(form) for dim in (1, 2))
+    return derived(*one, *two)
+
+
+@check("G.4")
+def euclidean(form: Form) -> Evidence:
+    """The derived equations for an undefined loss and drift, with df/dt on functions of time."""
+    return derived(*anything(2, drift=True).motion(form))
+
+
+@check("G.5")
+def jacobian(form: Form) -> Evidence:
+    """The library's derivative of a drift has rows for f and columns for theta, as SymPy's."""
+    x, y = sympy.symbols("x y")
+    entries = form.side(0, 1, f=[sympy.cos(y), x - y**2], theta=[x, y], dim=2)
+    shown = sympy.lambdify([x, y], Matrix(2, 2, entries))
+    points = random("G.5").normal(size=(10, 2))
+    ours = Drift(wind).jet(points, 1)[1]
+    return defined((ours, np.array([shown(*p) for p in points])))
+
+
+@check("G.6")
+def by_jacobian(form: Form) -> Evidence:
+    """The derived equations for an undefined loss and drift of three weights."""
+    return derived(*anything(3, drift=True).motion(form))
+
+
+@check("G.7")
+def rearranged(form: Form) -> Evidence:
+    """The derived equations for an undefined loss and drift of three weights; the library's
+    effective discount is the bracket, by which the velocity is multiplied."""
+    s = anything(3, drift=True)
+    ((ours, shown),) = s.motion(form)
+    return derived((ours, shown), (s.equations.discount_matrix(), -shown.jacobian(s.v)))
+
+
+@check("G.8")
+def linear_drift(form: Form) -> Evidence:
+    """The derived equations for an undefined loss and the drift J theta in symbols."""
+    loss = Function(undefined, names=["theta1", "theta2"])
+    s = symbols.system(Objective(loss, drift=lambda x: list(J * symbols.symbolic(x))))
+    return derived(*s.motion(form, J=J))
+
+
+@check("G.9")
+def linear_and_quadratic(form: Form) -> Evidence:
+    """The derived equations for a quadratic loss and the drift J theta, both in symbols."""
+    return derived(*symbols.local_system(J).motion(form, J=J, g=g, H=H, theta0=start))
+
+
+# Weight decay, where the paper has j (j - gamma) for j (j + gamma)
+
+j = sympy.Symbol("j", positive=True)
+SHRINK = ImmutableMatrix([[-j, 0], [0, -j]])
+RATE = 1.3
+DECAY = Decay(RATE)
+
+
+def decaying(form: Form) -> Evidence:
+    """The derived equations of the drift -j theta on a quadratic loss, beside both forms."""
+    s = symbols.local_system(SHRINK)
+    return corrected(form, lambda one: derived(*s.motion(one, j=j, g=g, H=H, theta0=start)))
+
+
+@check("G.30")
+def decay_equations(form: Form) -> Evidence:
+    """The derived equations of the drift -j theta on a quadratic loss, beside both signs."""
+    return decaying(form)
+
+
+@check("G.31")
+def decay_rearranged(form: Form) -> Evidence:
+    """The derived equations of the drift -j theta, all of theta on the left, beside both signs."""
+    return decaying(form)
+
+
+def feedback(p: Local) -> FloatArray:
+    """The optimal feedback with the decay, from a Riccati equation."""
+    return Riccati().feedback(p.objective(drift=DECAY)).K
+
+
+def by_direction(p: Local, one: Form) -> FloatArray:
+    """What a display says for each eigenvalue of the Hessian."""
+    return np.array([one.side(0, 1, **p.letters, j=RATE, lam_i=x) for x in p.eigen()[0]])
+
+
+@check("G.32")
+def rates(form: Form) -> Evidence:
+    """The eigenvalues of the optimal feedback from a Riccati equation, beside both signs."""
+    p = local("G.32")
+    ours = np.sort(linalg.eigvals(feedback(p)).real)
+    return corrected(form, lambda one: numeric((ours, np.sort(by_direction(p, one)))))
+
+
+@check("G.33")
+def biases(form: Form) -> Evidence:
+    """Where the path of least J settles, over the minimum by eigenvectors, beside both signs."""
+    p = local("G.33")
+    Q, end = p.eigen()[1], least(p.objective(drift=DECAY), p.theta0, 20.0)
+    ours = (Q.T @ end) / (Q.T @ p.minimum)
+    return corrected(form, lambda one: numeric((ours, by_direction(p, one)), tol=1e-8))
+
+
+@check("G.34")
+def solution(form: Form) -> Evidence:
+    """The displayed path, with R the optimal feedback and B from where exact paths settle, against
+    the path of least J."""
+    p, times, pairs = local("G.34"), [0.1, 0.5, 1.0, 2.0], []
+    letters = p.letters | {"R": feedback(p), "B": problems.resting_points(p, DECAY)}
+    for t, theta in zip(times, least(p.objective(drift=DECAY), p.theta0, times), strict=True):
+        pairs += form.pairs(**letters, theta=theta, t=t)
+    return numeric(*pairs, tol=1e-9)
+
+
+def both_forms(form: Form, p: Local, letter: str, ours: FloatArray) -> Evidence:
+    """A matrix beside its two displayed forms, the first by its entries along the eigenvectors."""
+    Q = p.eigen()[1]
+    letters = p.letters | {"j": RATE, "Q": Q, letter: ours}
+    letters[f"{letter}_tilde"] = np.diag(np.diag(Q.T @ ours @ Q))
+    return corrected(form, lambda one: numeric(*one.pairs(**letters)))
+
+
+@check("G.35")
+def rate_matrix(form: Form) -> Evidence:
+    """The optimal feedback of a Riccati equation beside both signs, and along the eigenvectors."""
+    p = local("G.35")
+    return both_forms(form, p, "R", feedback(p))
+
+
+@check("G.36")
+def bias_matrix(form: Form) -> Evidence:
+    """Where exact paths settle for three minima beside both signs, and along the eigenvectors."""
+    p = local("G.36")
+    return both_forms(form, p, "B", problems.resting_points(p, DECAY))
+
+
+# The part of the motion that no potential explains
+
+
+@functools.cache
+def split() -> tuple[System, dict[str, Any]]:
+    """A drift grad V + R with undefined V and W, where R = (dW/dy, -dW/dx) has no divergence; and
+    values for the letters of a display about it."""
+    x, y = sympy.symbols("theta1 theta2", real=True)
+    V, W = symbols.unknown("V", x, y), symbols.unknown("W", x, y)
+    R = Matrix([W.diff(y), -W.diff(x)])
+
+    def drift(at: Any) -> list[sympy.Expr]:
+        here = dict(zip((x, y), symbols.symbolic(at), strict=True))
+        return [entry.xreplace(here) for entry in gradient(V, (x, y)) + R]
+
+    s = symbols.system(Objective(Function(undefined, names=["theta1", "theta2"]), drift=drift))
+    own = dict(zip((x, y), s.theta, strict=True))
+    R = R.xreplace(own)
+    letters = {"V": V.xreplace(own), "R": R, "J_R": R.jacobian(s.theta), "dim": 2}
+    return s, s.letters | letters
+
+
+@check("G.37")
+def momentum(form: Form) -> Evidence:
+    """The derived acceleration for an undefined loss and drift of three weights."""
+    s = anything(3, drift=True)
+    return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
+
+
+@check("G.38")
+def split_jacobian(form: Form) -> Evidence:
+    """The Jacobian of an undefined drift grad V + R; R has no divergence but all asymmetry."""
+    s, letters = split()
+    spare = letters["J_R"]
+    divergence = (1 + spare.trace(), sympy.S.One)
+    return derived(*form.pairs(**letters), divergence, (s.J - s.J.T, spare - spare.T))
+
+
+@check("G.39")
+def gradient_part(form: Form) -> Evidence:
+    """J^T f of an undefined drift grad V + R, against the three displayed forms."""
+    return derived(*form.pairs(**split()[1]))
+
+
+@check("G.40")
+def split_equations(form: Form) -> Evidence:
+    """The derived acceleration for a drift grad V + R, against both displayed forms."""
+    s, letters = split()
+    effective = Form.of("G.41").side(0, 1, **letters)
+    return derived(*form.pairs(**letters, V_eff=effective, p=s.v, dp=s.acceleration))
+
+
+@check("G.41")
+def effective_potential(form: Form) -> Evidence:
+    """The library's effective potential for a drift that decays, shears and rotates."""
+    a, b = sympy.symbols("a b", positive=True)
+    loss = Function(lambda x: x[0] ** 4 + x[0] * x[1] + x[1] ** 2, names=["x", "y"])
+    drift = Drift(lambda x: [-a * x[0] - b * x[1], 2 * b * x[0] - a * x[1] + x[1] ** 2])
+    s = symbols.system(Objective(loss, drift=drift))
+    parts = split_drift(s.equations.system)
+    letters = s.letters | {"V": parts.potential, "R": Matrix(parts.rotation)}
+    total = gradient(parts.potential, s.theta) + Matrix(parts.rotation)
+    shown = form.pairs(**letters, V_eff=s.equations.effective_potential())
+    return defined(*shown, (s.f, total))

@@ -1,0 +1,380 @@
+"""The parts of the page in order: figures, stored results, exact paths, and equations."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sympy
+
+import lossnav
+from lossnav._base.checks import FloatArray
+from lossnav._base.files import write_whole
+from lossnav.equations.derivation import derive
+from lossnav.equations.notation import mathml
+from lossnav.paper import cache
+from lossnav.paper.figures import discount, geometry, style, training_panels
+from lossnav.paper.figures.double_well import basins, fig1
+from lossnav.paper.figures.regret import regret
+from lossnav.paper.figures.style import PaperFigure
+from lossnav.paper.figures.uncertainty import noise, transients
+from lossnav.paper.ledger import Entry, Verdict, ledger, one_thread, summary
+from lossnav.paper.page import Section, render
+from lossnav.problem.belief import adaptive, weight_uncertainty
+from lossnav.problem.geometry import Decay, Rotation
+from lossnav.problem.landscapes import Function
+from lossnav.problem.objective import Objective
+from lossnav.solvers import solve
+from lossnav.solvers.discrete import Discrete
+from lossnav.studies.data import DataError
+
+PAPER, WORDS = "Figures of the paper", "What the paper says in words"
+BEYOND, EQUATIONS = "Beyond the paper", "Equations"
+STORED = {
+    "training": ("benchmarks/training/results", "*_summary.csv"),
+    "fingerprints": ("docs", "fingerprints.md"),
+}
+"""Results that take long to make and are stored in the source tree: folder and file names."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of `reproduce`: output folder, whether to train in full, and the progress callback."""
+
+    out: Path
+    full: bool
+    progress: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the page.
+
+    Attributes:
+        group: The heading of its group.
+        build: Writes its files and returns its section.
+        inputs: Its inputs besides the package, by name, for full runs or quick ones.
+        uses: Folders of code that it depends on and most parts do not.
+    """
+
+    group: str
+    build: Callable[[Job], Section]
+    inputs: Callable[[bool], dict[str, Any]] = lambda full: {}
+    uses: tuple[str, ...] = ()
+
+    def key(self, name: str, full: bool) -> str:
+        """The key of this part in the cache."""
+        return cache.key(name, self.inputs(full) | {"full": full}, self.uses)
+
+
+def _figure(group: str, figure: PaperFigure, uses: tuple[str, ...] = ()) -> Part:
+    return Part(group, lambda job: drawn(job, figure, figure.data()), uses=uses)
+
+
+def drawn(
+    job: Job, figure: PaperFigure, tables: style.Tables, notes: Sequence[str] = ()
+) -> Section:
+    """Write a figure with its tables, and return it as a section."""
+    with cache.writing(job.out):
+        files = [path.name for path in style.save(figure.draw(tables), job.out, figure.name)]
+        for table, columns in tables.items():
+            files.append(style.save_csv(columns, job.out, table.replace(" ", "_")).name)
+    svg = b64encode((job.out / f"{figure.name}.svg").read_bytes()).decode("ascii")
+    text = figure_texts()[figure.name]
+    notes = [text["note"], *notes] if "note" in text else notes
+    values = {"name": figure.name, "caption": text["caption"], "svg": svg, "files": files}
+    body = render("figure.html.j2", notes=notes, **values)
+    return Section(figure.name, text["title"], body, tuple(files))
+
+
+def figure_texts() -> dict[str, dict[str, str]]:
+    """Title, caption and note of each figure."""
+    file = resources.files("lossnav.paper").joinpath("templates/figures.toml")
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+def _training_panels(job: Job) -> Section:
+    figure = training_panels.fig2ef
+    tables = figure.data(job.full, job.out / "training", job.progress)
+    return drawn(job, figure, tables, training_panels.notes(job.full))
+
+
+def _trained_on(full: bool) -> dict[str, Any]:
+    plans = {letter: str(training_panels.plan(letter, full)) for letter in "ef"}
+    return plans | {name: cache.data_checksums(name) for name in ("mnist", "cifar10")}
+
+
+def stored_files(name: str) -> list[Path]:
+    """The stored files of a part; none in an installed package."""
+    folder, pattern = STORED[name]
+    return sorted((Path(lossnav.__file__).parents[2] / folder).glob(pattern))
+
+
+def _stored_hash(name: str) -> Callable[[bool], dict[str, Any]]:
+    def inputs(full: bool) -> dict[str, Any]:
+        files = stored_files(name)
+        raw = b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)
+        return {"files": hashlib.sha256(raw).hexdigest()}
+
+    return inputs
+
+
+def training_studies() -> Section:
+    """A table for each study: every rule's test metric, with the interval of its mean."""
+    studies = []
+    for path in stored_files("training"):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        if rows:
+            name = path.name.removesuffix("_summary.csv").replace("_", " ")
+            studies.append((name, *_study_table(rows)))
+    return Section("training", "Training studies", render("training.html.j2", studies=studies))
+
+
+def _study_table(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[list[str]]]:
+    def number(row: dict[str, str], column: str) -> str:
+        return f"{float(row[column]):.4g}" if row[column] else "–"
+
+    heads = ["rule", f"test {rows[0]['metric']}", "interval", "seeds", "points tried", "steps"]
+    cells = [
+        [
+            row["rule"],
+            f"{number(row, 'mean')} ± {float(row['sd'] or 0):.2g}",
+            f"{number(row, 'low')} to {number(row, 'high')}",
+            row["n"],
+            row["points_tried"] if row["points_tried"] != "0" else "1",
+            number(row, "steps"),
+        ]
+        for row in rows
+    ]
+    if len({row["task"] for row in rows}) > 1:
+        heads = ["task", *heads]
+        cells = [[row["task"], *own] for row, own in zip(rows, cells, strict=True)]
+    return heads, cells
+
+
+def fingerprints() -> Section:
+    """The results of `infer` for each optimizer, from the page of docs/make_fingerprints.py."""
+    rows = []
+    for path in stored_files("fingerprints"):
+        for block in path.read_text(encoding="utf-8").split("\n## ")[1:]:
+            name, _, rest = block.partition("\n")
+            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.MULTILINE)
+            nearest = re.search(
+                r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.MULTILINE
+            )
+            if found:
+                near = f"{nearest[1]} ({nearest[2]})" if nearest else "–"
+                rows.append([name, found[1], found[2], near])
+    body = render("fingerprints.html.j2", rows=rows)
+    return Section("fingerprints", "What optimizers assume", body)
+
+
+def exact_paths() -> list[dict[str, str]]:
+    """The paper's quadratic examples: exact velocity, end and J, beside a direct minimum of J."""
+    panels: list[tuple[str, Any, tuple[float, ...]]] = [
+        ("2a", discount.LINE, (0.0,)),
+        ("2c", discount.PLANE, discount.PLANE_START),
+    ]
+    rows = [
+        _path_row(f"Fig. {panel}, γ = {gamma:g}", Objective(loss, gamma=gamma), start)
+        for panel, loss, start in panels
+        for gamma in discount.GAMMAS
+    ]
+    tasks = geometry.OBJECTIVES.items()
+    return rows + [_path_row(f"Fig. 3{name}", task, geometry.START) for name, task in tasks]
+
+
+def _path_row(name: str, objective: Objective, start: tuple[float, ...]) -> dict[str, str]:
+    horizon = 2.0
+    path, exact = solve(objective, start), solve(objective, start, horizon=horizon)
+    gaps = {}
+    for steps in (200, 400, 800):
+        _, J = Discrete(objective, steps, horizon / steps, "midpoint").minimise(start)
+        gaps[steps] = abs(J - exact.J) / max(abs(exact.J), 1e-300)
+    order = np.log2(gaps[200] / gaps[400])  # one example reaches rounding error at 800 steps
+    return {
+        "example": name,
+        "initial velocity": _vector(path.velocity0),
+        "end": "does not rest" if path.end is None else _vector(path.end),
+        "J": f"{path.J:.8g}",
+        "J over t ≤ 2, exact": f"{exact.J:.10g}",
+        "800 steps off by": f"{gaps[800]:.1e}",
+        "order": f"{order:.2f}",
+    }
+
+
+def _vector(x: FloatArray) -> str:
+    return ", ".join(f"{v:.6g}" for v in np.where(np.abs(x) < 5e-16, 0.0, x))
+
+
+def _paths(job: Job) -> Section:
+    rows = exact_paths()
+    body = render("paths.html.j2", heads=list(rows[0]), rows=[list(row.values()) for row in rows])
+    return Section("paths", "Exact paths, checked", body)
+
+
+def examples() -> list[tuple[str, str, Objective, str]]:
+    """The paper's objectives in the order of its text: section, title, objective and note."""
+    L, G, f1, f2 = (sympy.Function(name) for name in ("L", "G", "f1", "f2"))
+    h, target, q, low = sympy.symbols("h theta_* q L_min", real=True)
+    plane, line = ["theta1", "theta2"], ["theta"]
+    anything = Function(lambda x: L(*x), names=plane)
+    any_line = Function(lambda x: L(x[0]), names=line)
+    parabola = Function(lambda x: h / 2 * (x[0] - target) ** 2, names=line)
+    bowl = Function(lambda x: h / 2 * (x**2).sum(), names=plane)
+    wells = Function(
+        lambda x: h / 4 * (x[0] ** 2 - target**2) ** 2 - q / 3 * x[0] ** 3 - low, names=line
+    )
+    speed = mathml(derive(Objective(wells)).energy().velocity(0)[0])
+    notes = {
+        "energy": "At γ = 0 the energy is conserved, and its least level gives the rule "
+        f"θ̇ = ±{speed}.",
+        "metric": "The main text's form holds for a constant metric only (errata 10); this one is "
+        "general.",
+        "decay": "The decay enters as j(j + γ); the paper prints j(j − γ) (errata 1).",
+        "m": "The m-equation has a second observation term that the paper omits (errata 6).",
+        "v": "The v-equation has (g − m)²/(2v²); the paper prints /(4v²) in one place (errata 7).",
+    }
+    metric = Objective(any_line, metric=lambda x: [[G(x[0])]])
+    drift = Objective(anything, drift=lambda x: np.array([f1(*x), f2(*x)], dtype=object))
+    rotation, decay = Objective(bowl, drift=Rotation(1.0)), Objective(parabola, drift=Decay(0.5))
+    gaussian = adaptive([0.0], observation="gaussian")
+    return [
+        ("Sec. 3, App. E", "Momentum", Objective(anything), ""),
+        ("App. C", "Quadratic loss", Objective(parabola), ""),
+        ("App. C", "Double well", Objective(wells), notes["energy"]),
+        ("Sec. 4, App. F", "Metric that depends on the parameter", metric, notes["metric"]),
+        ("Sec. 4, App. G", "Any drift", drift, ""),
+        ("App. G", "Rotation", rotation, ""),
+        ("App. G", "Weight decay", decay, notes["decay"]),
+        ("Sec. 5", "Beliefs about gradient and curvature", adaptive([0.0]), notes["m"]),
+        ("App. H", "The fuller observation model", gaussian, notes["v"]),
+        ("Sec. 6, App. I", "Weight uncertainty", weight_uncertainty(parabola), ""),
+    ]
+
+
+def _equations(job: Job) -> Section:
+    """The ledger of all displays, with its files, after the examples with their equations."""
+    entries = ledger(progress=job.progress)
+    with cache.writing(job.out):
+        files = write_ledger(entries, job.out)
+    job.progress(f"  {summary(entries)}")
+    shown = []
+    for where, title, objective, note in examples():
+        equations = derive(objective)
+        rules = equations.limits()
+        limits = {
+            "optimal step over Δt": rules.update,
+            "Δt → ∞: Newton": rules.newton,
+            "velocity": rules.continuous,
+            "γ → ∞: gradient descent": rules.gradient_descent,
+            "γ = 0: ballistic": rules.ballistic,
+        }
+        known = [(name, mathml(rule)) for name, rule in limits.items() if rule is not None]
+        example = {"where": where, "title": title, "note": note, "mathml": equations.mathml()}
+        shown.append(example | {"limits": known if title in ("Momentum", "Weight decay") else []})
+    values = ledger_values(entries) | {"summary": summary(entries), "examples": shown}
+    body = render("equations.html.j2", **values)
+    return Section("equations", "Every equation, checked", body, tuple(files))
+
+
+def ledger_values(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The values of the ledger's template."""
+    counts = Counter(entry.verdict for entry in entries)
+    return {
+        "entries": entries,
+        "counts": [(kind.value, counts[kind]) for kind in Verdict if counts[kind]],
+        "sections": [(k, list(own)) for k, own in groupby(entries, key=lambda e: e.section)],
+    }
+
+
+def write_ledger(entries: Sequence[Entry], folder: Path) -> list[str]:
+    """Write ``ledger.json``, ``ledger.csv`` and the checks' code as ``ledger/*.html``."""
+    texts = {"ledger.json": _json(entries)}
+    for file in sorted({entry.code.rsplit("/", 1)[1].split("#")[0] for entry in entries}):
+        source = resources.files("lossnav.paper.ledger").joinpath(file).read_text("utf-8")
+        page = render("code.html.j2", file=file, lines=source.splitlines())
+        texts[f"ledger/{Path(file).stem}.html"] = page
+    (folder / "ledger").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        write_whole(folder / name, text.encode())
+    columns = {
+        "display": [entry.id for entry in entries],
+        "equation": [" ".join(map(str, entry.number)) for entry in entries],
+        "verdict": [entry.verdict.value for entry in entries],
+        "reached": [entry.reached for entry in entries],
+        "right form reached": [entry.right.reached if entry.right else "" for entry in entries],
+        "LaTeX evaluated on": [entry.read for entry in entries],
+        "checked": [entry.checked for entry in entries],
+        "code": [entry.code for entry in entries],
+    }
+    return [*texts, style.save_csv(columns, folder, "ledger").name]
+
+
+def _json(entries: Sequence[Entry]) -> str:
+    rows = []
+    for entry in entries:
+        fields = dataclasses.asdict(entry) | {"verdict": entry.verdict.value}
+        for form in (fields, fields["right"] or {}):
+            form.pop("mathml", None)
+        rows.append(fields)
+    data = {"summary": summary(entries), "displays": rows}
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+PARTS: dict[str, Part] = {
+    "fig1": _figure(PAPER, fig1),
+    "fig2": _figure(PAPER, discount.fig2),
+    "fig2ef": Part(PAPER, _training_panels, _trained_on, ("studies", "optim")),
+    "fig3": _figure(PAPER, geometry.fig3),
+    "basins": _figure(WORDS, basins),
+    "mixed": _figure(WORDS, discount.mixed),
+    "spiral": _figure(WORDS, geometry.spiral),
+    "noise": _figure(WORDS, noise, ("studies",)),
+    "transients": _figure(WORDS, transients),
+    "regret": _figure(BEYOND, regret),
+    "training": Part(BEYOND, lambda job: training_studies(), _stored_hash("training")),
+    "fingerprints": Part(BEYOND, lambda job: fingerprints(), _stored_hash("fingerprints")),
+    "paths": Part(EQUATIONS, _paths),
+    "equations": Part(EQUATIONS, _equations),
+}
+"""Every part by name."""
+
+
+def built(name: str, job: Job) -> Section:
+    """The part's section: from the cache if it is current, else built and cached."""
+    part = PARTS[name]
+    wanted = part.key(name, job.full)
+    section = cache.find(job.out, name, wanted)
+    if section is not None:
+        job.progress(f"  {name} is unchanged since the last run")
+        return section
+    try:
+        with one_thread():
+            section = part.build(job)._replace(group=part.group)
+    except (DataError, ImportError) as missing:  # an extra is not installed; not cached
+        job.progress(f"  left out: {missing}")
+        return Section(name, name, render("missing.html.j2", reason=missing), group=part.group)
+    with cache.writing(job.out):
+        cache.keep(job.out, name, wanted, section)
+    return section
+
+
+def finished(name: str, job: Job) -> Section | None:
+    """The part from an earlier run in the folder, full or quick, or None."""
+    keys = (PARTS[name].key(name, full) for full in (job.full, not job.full))
+    return next(filter(None, (cache.find(job.out, name, key) for key in keys)), None)
