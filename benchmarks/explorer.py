@@ -10,6 +10,7 @@ Playwright and Chromium, and is left out with a line that says so where one is m
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import re
@@ -20,10 +21,10 @@ import time
 
 import numpy as np
 
-from lossnav.explorer.setting import FIELDS
-from lossnav.explorer.terrain import TERRAINS
+from lossnav.explorer.landscapes import LANDSCAPES
+from lossnav.explorer.paths import FIELDS
 
-RUN = "import typer; from lossnav import _cli_explore; typer.run(_cli_explore.explore)"
+RUN = "import typer; from lossnav.cli import explore; typer.run(explore.explore)"
 SLIDERS = {
     "gamma": ({}, [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0]),
     "eta": ({}, [0.3, 0.5, 0.8, 1.2, 2.0, 3.0]),
@@ -38,8 +39,8 @@ SLIDERS = {
 
 def moves(quick):
     """(landscape, slider, settings, value) for every move."""
-    for name, terrain in TERRAINS.items():
-        usual = {key: field.default for key, field in FIELDS.items()} | {"landscape": name}
+    for name, terrain in LANDSCAPES.items():
+        usual = {key: field["default"] for key, field in FIELDS.items()} | {"landscape": name}
         usual |= terrain.settings
         for slider, (more, values) in SLIDERS.items():
             if slider == "speed" and terrain.positive:
@@ -154,10 +155,9 @@ def browser_time(port, quick):
         browser.close()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+@contextlib.contextmanager
+def served():
+    """The port of an explorer that runs for as long as the block; its workers have begun."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", RUN, "--port", "0", "--no-open"],
         stdout=subprocess.PIPE,
@@ -171,11 +171,19 @@ def main():
             connection.request("POST", "/api/path", "{}", {"Content-Type": "application/json"})
             connection.getresponse().read()
         print(f"From the command to the first answers: {time.perf_counter() - begun:.1f} s")
-        server_time(port, quick)
-        browser_time(port, quick)
+        yield port
     finally:
         process.terminate()
         process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    with served() as port:
+        server_time(port, quick)
+        browser_time(port, quick)
 
 
 if __name__ == "__main__":

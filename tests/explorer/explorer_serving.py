@@ -6,14 +6,13 @@ import json
 import threading
 import time
 
-import uvicorn
-
 from lossnav.cli.explore import listening
 from lossnav.explorer import api, workers
+from lossnav.explorer.connections import Server, configuration
 from lossnav.explorer.server import create_app
 
 ENDLESS = {"gamma": 3.0}
-"""A request that `endless` never answers."""
+"""Settings of a request that `endless` never answers."""
 
 
 def endless(connection):
@@ -21,7 +20,7 @@ def endless(connection):
     answer = api.answer
 
     def never(question, request):
-        return time.sleep(3600) if request == ENDLESS else answer(question, request)
+        return time.sleep(3600) if request.items() >= ENDLESS.items() else answer(question, request)
 
     api.answer = never
     workers.serve(connection)
@@ -30,9 +29,13 @@ def endless(connection):
 class Running:
     """The address of a running explorer, its application, and a way to ask."""
 
-    def __init__(self, app, port):
-        self.app, self.port = app, port
+    def __init__(self, app, port, server):
+        self.app, self.port, self.server = app, port, server
         self.address = f"http://127.0.0.1:{port}/"
+
+    def connections(self):
+        """The connections that are open."""
+        return [*self.server.server_state.connections]
 
     def send(self, method, path, body=None, headers=None, timeout=90):
         """Status, headers and body of one request."""
@@ -56,18 +59,14 @@ def running(**options):
     """An explorer on a free port."""
     listener = listening("127.0.0.1", 0)
     app = create_app(**options)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="error", ws="none", limit_concurrency=400, timeout_graceful_shutdown=1
-        )
-    )
+    server = Server(configuration(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until = time.monotonic() + 60
     while not server.started and time.monotonic() < until:
         time.sleep(0.02)
     try:
-        yield Running(app, listener.getsockname()[1])
+        yield Running(app, listener.getsockname()[1], server)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -11,10 +11,10 @@ import pytest
 
 import lossnav as ln
 from lossnav.explorer import api, requests
+from lossnav.explorer.landscapes import LANDSCAPES, prepared
+from lossnav.explorer.paths import FIELDS, RATES, RULES, path_request
 from lossnav.explorer.requests import Refused
-from lossnav.explorer.rivals import RATES, TITLES, walk
-from lossnav.explorer.setting import FIELDS, RULES, setting
-from lossnav.explorer.terrain import TERRAINS, ground
+from lossnav.explorer.rule_paths import rule_path
 from lossnav.problem.builtin import problem
 
 BOWL = {"landscape": "bowl", "gamma": 0.0}
@@ -51,7 +51,7 @@ def test_the_path_of_the_double_well_is_no_dearer_than_a_direct_minimiser_finds(
     """A discretised J, minimised without any equation, over the same time to the same end."""
     request = {"gamma": 0.6, "horizon": 3.0} | more
     found = api.answer("path", request)
-    chosen = setting(request)
+    chosen = path_request(request)
     end = xy(found)[-1]
     direct = [
         ln.solve(chosen.objective, chosen.theta0, 3.0, end=end, method=ln.Direct(steps=steps)).J
@@ -76,8 +76,8 @@ def test_two_basins_compete_and_the_better_one_wins():
 def _asked(seed):
     """Settings as a hand may leave them: any landscape, geometry, drift and start in the box."""
     rnd = random.Random(seed)
-    name = rnd.choice([one for one in TERRAINS if one != "normal"])
-    x0, x1, y0, y1 = TERRAINS[name].box
+    name = rnd.choice([one for one in LANDSCAPES if one != "normal"])
+    x0, x1, y0, y1 = LANDSCAPES[name].box
     return {
         "landscape": name, "x": rnd.uniform(x0, x1), "y": rnd.uniform(y0, y1),
         "gamma": rnd.choice([0.0, 0.1, 0.5, 2.0, 10.0]), "eta": rnd.choice([0.5, 1.0, 2.0]),
@@ -111,15 +111,15 @@ def test_the_second_answer_has_every_basin():
     """Himmelblau's function has four minima, of equal height: each has its best path."""
     found = api.answer("basins", {"landscape": "himmelblau", "gamma": 0.1})
     ends = sorted([found["end"], *(one["end"] for one in found["candidates"])])
-    np.testing.assert_allclose(ends, sorted(ground("himmelblau", "").minima), atol=1e-5)
+    np.testing.assert_allclose(ends, sorted(prepared("himmelblau", "").minima), atol=1e-5)
     costs = [found["J"], *(one["J"] for one in found["candidates"])]
     assert costs == sorted(costs)
 
 
-@pytest.mark.parametrize("name", TERRAINS)
+@pytest.mark.parametrize("name", LANDSCAPES)
 def test_one_point_in_plain_numbers_is_the_same_as_in_arrays(name):
-    loss, rng = ground(name, "").loss, np.random.default_rng(0)
-    x0, x1, y0, y1 = TERRAINS[name].box
+    loss, rng = prepared(name, "").loss, np.random.default_rng(0)
+    x0, x1, y0, y1 = LANDSCAPES[name].box
     for order in (0, 1, 2):
         theta = np.array([rng.uniform(x0, x1), rng.uniform(y0, y1)])
         alone, arrays = loss.jet_at(theta, order), loss.jet(theta, order)
@@ -130,7 +130,7 @@ def test_one_point_in_plain_numbers_is_the_same_as_in_arrays(name):
 
 @pytest.mark.parametrize("point", [(-1.0, 2.0), (1.0, -2.0), (1.0, 1.0), (1e3, 1.0), (0.0, 1.0)])
 def test_where_plain_numbers_end_arrays_go_on(point):
-    loss = ground("expression", "log(x)*sqrt(y) + abs(x - 1) + exp(x)").loss
+    loss = prepared("expression", "log(x)*sqrt(y) + abs(x - 1) + exp(x)").loss
     with np.errstate(all="ignore"):
         for one, other in zip(loss.jet_at(np.array(point)), loss.jet(np.array(point)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
@@ -155,19 +155,19 @@ def test_minima_are_the_known_ones():
         "mueller-brown": [(-0.558224, 1.441726), (0.623499, 0.028038), (-0.050011, 0.466694)],
         "double-well": [(1.057454, 0), (-0.930403, 0)],
     }  # fmt: skip
-    assert set(known) == set(TERRAINS)
+    assert set(known) == set(LANDSCAPES)
     for name, points in known.items():
-        found = sorted(ground(name, "").minima)
+        found = sorted(prepared(name, "").minima)
         np.testing.assert_allclose(found, sorted(points), atol=2e-6, err_msg=name)
 
 
 def test_flow_is_the_exponential_of_the_hessian():
     request = {"landscape": "valley", "rate": 0.7, "steps": 40, "dt": 0.2, "gamma": 0.5}
-    found = walk(request, "flow")
+    found = rule_path(request, "flow")
     expected = np.exp(-0.7 * np.outer(found.t, [1 / 9, 1.0])) * [-3.0, -3.0]
     np.testing.assert_allclose(found.theta, expected, atol=2e-5)
     metric = {"metric": "anisotropic", "ratio": 4.0, "angle": 0.0}
-    natural = walk(request | metric, "natural")
+    natural = rule_path(request | metric, "natural")
     expected = np.exp(-0.7 * np.outer(natural.t, [1 / 9, 1 / 4])) * [-3.0, -3.0]
     np.testing.assert_allclose(natural.theta, expected, atol=2e-5)
 
@@ -180,18 +180,18 @@ def test_momentum_and_adam_are_those_that_everybody_knows():
         buffer = 0.9 * buffer + loss.grad(theta)
         theta = theta - 0.05 * buffer
         path.append(theta)
-    np.testing.assert_allclose(walk(request, "momentum").theta[1:], path, atol=1e-12)
+    np.testing.assert_allclose(rule_path(request, "momentum").theta[1:], path, atol=1e-12)
     theta, m, v, path = np.array([-0.6, 0.55]), np.zeros(2), np.zeros(2), []
     for t in range(1, 31):
         g = loss.grad(theta)
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         theta = theta - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
         path.append(theta)
-    np.testing.assert_allclose(walk(request, "adam").theta[1:], path, atol=1e-12)
+    np.testing.assert_allclose(rule_path(request, "adam").theta[1:], path, atol=1e-12)
 
 
 def test_newton_is_at_the_minimum_of_a_parabola_after_one_step():
-    found = walk(BOWL | {"steps": 3, "metric": "anisotropic"}, "newton")
+    found = rule_path(BOWL | {"steps": 3, "metric": "anisotropic"}, "newton")
     np.testing.assert_allclose(found.theta[1:], np.tile([0.0, -0.5], (3, 1)), atol=1e-12)
 
 
@@ -206,7 +206,7 @@ def test_the_rate_is_the_best_of_those_tried():
         assert row["rate"] == RATES[each.index(best)]
 
 
-@pytest.mark.parametrize("name", TERRAINS)
+@pytest.mark.parametrize("name", LANDSCAPES)
 def test_no_rule_beats_the_optimal_path(name):
     """A path of straight pieces is a path like any other, so its J is a bound."""
     found = api.answer("rules", {"landscape": name, "rules": list(RULES), "steps": 60})
@@ -219,7 +219,7 @@ def test_no_rule_beats_the_optimal_path(name):
 def test_the_field_points_where_solve_goes():
     request = {"gamma": 0.6}
     found = api.answer("field", request)
-    objective = setting(request).objective
+    objective = path_request(request).objective
     edge = np.stack([found["watershed"]["x"], found["watershed"]["y"]], axis=1)
     rng, checked = np.random.default_rng(3), 0
     for i in rng.permutation(len(found["x"]))[:30]:
@@ -267,7 +267,7 @@ def test_the_problem_file_is_one_that_solve_reads(request_, tmp_path):
 def test_equations_are_mathml_of_the_derived_ones():
     for request in REQUESTS:
         found = api.answer("equations", request)
-        assert found["text"] == str(ln.derive(setting(request).objective))
+        assert found["text"] == str(ln.derive(path_request(request).objective))
         assert len(found["mathml"]) == 2
         for text in (*found["mathml"], *found["step"]["mathml"]):
             assert ET.fromstring(text).tag == MATHML + "math"
@@ -335,7 +335,7 @@ def test_a_task_that_does_not_change_changes_nothing():
     )  # k E L - entropy, for ever
 
 
-@pytest.mark.parametrize("name", [*TERRAINS, "expression"])
+@pytest.mark.parametrize("name", [*LANDSCAPES, "expression"])
 def test_every_question_has_an_answer_that_is_json(name):
     for question in ("landscape", "path", "field", "equations"):
         text = json.dumps(api.answer(question, {"landscape": name}), allow_nan=False)
@@ -343,7 +343,7 @@ def test_every_question_has_an_answer_that_is_json(name):
     picture = api.answer("landscape", {"landscape": name})
     values = np.array(picture["z"], dtype=float)
     i, j = 17, 60
-    loss = ground(name, FIELDS["expression"].default).loss
+    loss = prepared(name, FIELDS["expression"]["default"]).loss
     assert values[i, j] == pytest.approx(float(loss([picture["x"][j], picture["y"][i]])))
 
 
@@ -389,11 +389,11 @@ def test_bad_requests_get_a_sentence(question, request_, sentence):
 def test_the_defaults_are_within_their_own_bounds():
     catalogue = api.catalogue()
     json.dumps(catalogue, allow_nan=False)
-    assert list(catalogue["rules"]) == list(TITLES)
+    assert list(catalogue["rules"]) == list(RULES)
     for _, table in api.QUESTIONS.values():
         for name, field in table.items():
-            assert field.read(name, field.default) == field.default
-    for name, terrain in TERRAINS.items():
+            assert requests.read(table, {name: field["default"]})[name] == field["default"]
+    for name, terrain in LANDSCAPES.items():
         requests.read(FIELDS, {"landscape": name, **terrain.settings})
         x0, x1, y0, y1 = terrain.box
         assert x0 < terrain.settings["x"] < x1
@@ -431,3 +431,8 @@ def test_random_settings_are_answered_or_refused_for_a_reason():
         "y is -0.00378938, but with the Fisher metric it is a variance",
         "With the Fisher metric y is a variance, but the landscape has no minimum at y > 0",
     ]
+
+
+def test_a_formula_in_time_is_refused_in_one_sentence():
+    with pytest.raises(api.Refused, match="contains t, but the page"):
+        api.answer("path", {"landscape": "expression", "expression": "x**2*t + y**2"})

@@ -283,6 +283,39 @@ def test_every_state_is_a_link(at, open_page):
     assert settled(again)["end"] == pytest.approx([0.0, -0.5], abs=1e-9)
 
 
+def holding(page, *questions):
+    """Hold back the first request for each of these questions; returns them by name."""
+    held = {}
+
+    def hold(route):
+        name = route.request.url.rpartition("/")[2]
+        if name in held:
+            route.continue_()
+        else:
+            held[name] = route
+
+    for question in questions:
+        page.route(f"**/api/{question}", hold)
+    return held
+
+
+def test_late_answers_about_another_state_are_not_drawn(open_page):
+    """Answers to the old state arrive once the new state's path is drawn."""
+    page = open_page()
+    held = holding(page, "basins", "field")
+    page.evaluate("location.hash = '#landscape=valley&x=1&y=-2&field=true'")
+    while len(held) < 2:
+        page.wait_for_timeout(50)
+    page.evaluate("location.hash = '#landscape=bowl&gamma=0'")
+    until(page, "Explorer.state.values.landscape", "bowl")
+    settled(page)
+    for route in held.values():
+        route.continue_()
+    page.wait_for_timeout(1000)
+    assert settled(page)["end"] == pytest.approx([0.0, -0.5], abs=1e-9)
+    assert page.evaluate("Explorer.paths.latest.field ?? null") is None
+
+
 def saved(page, kind):
     page.click("#export summary")
     with page.expect_download() as download:
@@ -371,6 +404,124 @@ def test_a_bad_expression_is_explained_and_can_be_mended(at):
     page.keyboard.press("Enter")
     page.wait_for_selector("#error", state="hidden")
     assert agrees(page)["end"] == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+SHOWN = """({
+    lines: [...document.querySelectorAll('.overlay path')].filter((line) => line.getAttribute('d')
+        && line.closest('.overlay').style.display !== 'none').map((line) => line.dataset.name).sort(),
+    ground: Boolean(document.querySelector('#map')._fullLayout || Explorer.sheet.axes),
+    costs: Boolean(document.querySelector('#costs')._fullLayout),
+    legend: document.getElementById('legend').textContent.includes('Optimal path'),
+    handle: !document.getElementById('handle').hidden,
+    words: ['summary', 'ranking', 'equations', 'rule', 'python', 'status']
+        .map((id) => document.getElementById(id).textContent).join(' '),
+})"""
+
+
+def cleared(page, ground):
+    """Nothing on the page is about a path any more; contours only if the landscape has an answer."""
+    until(page, "['path', 'rules', 'equations'].every((name) => !Explorer.paths.latest[name])")
+    until(page, f"({SHOWN}).lines.length === 0 && ({SHOWN}).ground === {json.dumps(ground)}")
+    found = page.evaluate(SHOWN)
+    assert not found["costs"]
+    assert not found["legend"]
+    assert found["handle"] is ground
+    assert "Converged" not in found["words"]
+    assert not any(character.isdigit() for character in found["words"]), found["words"]
+
+
+def test_an_error_clears_what_it_makes_untrue(at):
+    page = at("#landscape=expression&rules=flow&gamma=0.5")
+    settled(page)
+    until(page, f"({SHOWN}).costs && ({SHOWN}).words.includes('Converged')")
+    until(page, "Boolean(Explorer.paths.latest.rules && Explorer.paths.latest.equations)")
+    page.fill("#c-expression", "x**2 + z")  # no landscape, no path, no equations
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error:visible")
+    cleared(page, ground=False)
+    page.click("#export summary")
+    page.click("[data-export=csv]")
+    until(page, "document.getElementById('error').textContent.includes('no answer to export')")
+    page.fill("#c-expression", "(x - 1)**2 + 2*y**2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#error", state="hidden")
+    assert agrees(page)["end"] == pytest.approx([1.0, 0.0], abs=1e-6)
+    until(page, f"({SHOWN}).lines.join()", "flow,optimal")
+    until(page, f"({SHOWN}).costs && ({SHOWN}).ground && ({SHOWN}).legend && ({SHOWN}).handle")
+
+
+def test_a_path_that_is_refused_leaves_the_landscape_alone(at):
+    page = at("#landscape=expression&rules=flow&gamma=0.5")
+    settled(page)
+    page.route("**/api/path", lambda route: route.fulfill(status=422, json={"error": "No path."}))
+    page.route("**/api/rules", lambda route: route.fulfill(status=422, json={"error": "No path."}))
+    page.route("**/api/equations", lambda route: route.fulfill(status=422, json={"error": "No."}))
+    page.evaluate("Explorer.state.set({ expression: 'x**2 + 3*y**2' })")
+    page.wait_for_selector("#error:visible")
+    cleared(page, ground=True)
+    page.unroute_all()
+    page.evaluate("Explorer.state.set({ gamma: 0.25 })")
+    page.wait_for_selector("#error", state="hidden")
+    agrees(page)
+
+
+def test_the_old_path_does_not_lie_on_a_new_landscape(at):
+    """While its path and rules are still being worked out."""
+    page = at("#landscape=bowl&rules=flow")
+    settled(page)
+    until(page, f"({SHOWN}).lines.join()", "flow,optimal")
+    held = holding(page, "path", "rules")
+    page.evaluate("Explorer.state.set({ landscape: 'valley' })")
+    until(page, f"({SHOWN}).lines.join()", "")
+    while len(held) < 2:
+        page.wait_for_timeout(50)
+    for route in held.values():
+        route.continue_()
+    until(page, f"({SHOWN}).lines.includes('optimal')")
+    agrees(page)
+    page.unroute_all()
+
+
+@pytest.mark.parametrize("view", ["beliefs", "uncertainty"])
+def test_an_error_clears_the_other_views_too(at, view):
+    page = at(f"#view={view}")
+    until(page, f"Boolean(Explorer.{view}.latest)")
+    numbers = f"/[0-9]/.test([...document.querySelectorAll('#view-{view} .side')].map((e) => e.textContent).join(' '))"
+    until(page, numbers)
+    page.route(f"**/api/{view}", lambda route: route.fulfill(status=422, json={"error": "No."}))
+    page.evaluate(f"Explorer.{view}.all()")
+    page.wait_for_selector("#error:visible")
+    assert page.evaluate(f"document.querySelectorAll('#view-{view} .main-svg').length") == 0
+    assert page.evaluate(numbers) is False
+    page.unroute_all()
+    page.evaluate(f"Explorer.{view}.all()")
+    page.wait_for_selector("#error", state="hidden")
+    until(page, numbers)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("landscape=own&gamma=abc", ["landscape=own", "gamma=abc"]),
+        ("gamma=", ["gamma="]),
+        ("gamma=-1&x=1e9", ["gamma=-1", "x=1e9"]),
+        ("steps=1.5", ["steps=1.5"]),
+        ("metric=round&rules=flow,best&box=1,2", ["metric=round", "rules=flow,best", "box=1,2"]),
+        ("eta=none&view=all&picture=4d&field=yes", ["eta=none", "view=all", "picture=4d", "field=yes"]),
+        ("gama=1&b.sigma=wide&u.k=0", ["gama=1", "b.sigma=wide", "u.k=0"]),
+    ],
+)  # fmt: skip
+def test_a_bad_value_in_a_link_becomes_the_default_and_is_said(at, link, said):
+    usual = at().evaluate("({...Explorer.state.values})")
+    page = at(f"#{link}")
+    assert page.evaluate("({...Explorer.state.values})") == usual
+    sentence = page.inner_text("#error")
+    assert sentence.count(".") - sum(word.count(".") for word in said) == 1
+    assert all(word in sentence for word in said)
+    assert page.input_value("#c-gamma-n") == str(usual["gamma"])
+    agrees(page)
+    page.evaluate("Explorer.state.set({ k: 2 })")  # the link is replaced by that of the page
+    page.wait_for_selector("#error", state="hidden")
 
 
 def test_light_dark_and_phone(open_page):

@@ -2,7 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import http.client
 import json
+import logging
+import multiprocessing
 import os
 import random
 import re
@@ -28,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
 
 from explorer_serving import ENDLESS, endless, running
 from lossnav.cli import explore
-from lossnav.explorer import api, server, workers
+from lossnav.explorer import api, connections, server, turns, workers
 from lossnav.explorer.export import VARIANTS, export
 
 JSON = {"Content-Type": "application/json"}
@@ -91,6 +95,8 @@ def test_the_page_loads_only_its_own_files(explorer):
         ({"Host": ""}, "served"),
         ({"Origin": "https://evil.example"}, "evil.example"),
         ({"Origin": "null"}, "null"),
+        ({"Origin": "http://["}, "http://["),
+        ({"Host": "["}, "served"),
         ({"Origin": "http://127.0.0.1:1"}, "refused"),
         ({"Sec-Fetch-Site": "cross-site"}, "other sites"),
     ],
@@ -252,9 +258,52 @@ def test_a_request_that_does_not_come_is_given_up(explorer, monkeypatch):
     monkeypatch.setattr(server, "PATIENCE", 0.2)
     with half_sent(explorer.port) as link:
         link.settimeout(60)
-        answer = link.recv(4096)
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"The request did not arrive within 0.2 seconds." in answer
+        answer = http.client.HTTPResponse(link)  # headers and body may arrive one after the other
+        answer.begin()
+        body = json.loads(answer.read())
+    assert answer.status == 408
+    assert body == {"error": "The request did not arrive within 0.2 seconds."}
+
+
+def given_up(link):
+    """Whether the server has closed the connection, without an answer."""
+    link.settimeout(60)
+    with contextlib.suppress(ConnectionResetError):
+        return link.recv(1) == b""
+    return True
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"GET /api/catalogue HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"],
+    ids=["nothing", "half of the headers", "one request and a part of another"],
+)  # fmt: skip
+def test_headers_that_do_not_come_are_given_up(explorer, monkeypatch, begun):
+    """A byte now and then does not prolong it."""
+    monkeypatch.setattr(server, "PATIENCE", 0.3)
+    with socket.create_connection(("127.0.0.1", explorer.port)) as link:
+        link.sendall(begun)
+        if begun.endswith(b"GET"):
+            answer = http.client.HTTPResponse(link)
+            answer.begin()
+            answer.read()
+        with contextlib.suppress(ConnectionError):
+            while not select.select([link], [], [], 0.05)[0]:
+                link.sendall(b"x")
+        assert given_up(link)
+
+
+def test_a_new_client_is_let_in_when_there_are_too_many_connections(explorer, monkeypatch):
+    """The oldest that waits for nothing makes room, whatever time it still has."""
+    monkeypatch.setattr(server, "PATIENCE", 3600.0)
+    monkeypatch.setattr(connections, "MOST", 20)
+    patiently(lambda: not explorer.connections())
+    held = [half_sent(explorer.port) for _ in range(60)]
+    assert explorer.ask("path", {"landscape": "bowl"})[0] == 200
+    assert given_up(held[0])
+    patiently(lambda: len(explorer.connections()) == 19)  # one has been answered, and has left
+    assert len(select.select(held, [], [], 0)[0]) == 41
+    for link in held:
+        link.close()
 
 
 def test_what_takes_too_long_is_stopped_and_said(monkeypatch):
@@ -279,6 +328,15 @@ def test_a_client_that_leaves_stops_the_work(monkeypatch):
         link.close()
         patiently(lambda: pool.idle == 1)
         assert found.ask("path", {"landscape": "bowl"})[0] == 200
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_error(explorer, monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "error", lambda *a, **_: said.append(a))
+    half_sent(explorer.port).close()
+    patiently(lambda: not explorer.connections())
+    explorer.ask("path", {"landscape": "bowl"})
+    assert said == []
 
 
 def test_who_leaves_takes_nobody_along(explorer):
@@ -308,27 +366,36 @@ def test_a_worker_that_dies_is_replaced_once(monkeypatch, deaths):
     """A question that was stopped may leave a module half imported, of which the next one dies."""
     made = []
 
-    class Mortal:
-        def __init__(self, context):
+    class Mortal(workers.Worker):
+        def _start(self):
             made.append(self)
+            self.process = self
 
-        def ask(self, message, limit):
+        def _answer(self, message, limit):
             if len(made) <= deaths:
                 raise EOFError
             return b"200{}"
 
         def close(self):
-            pass
+            self.process = None
 
-    monkeypatch.setattr(workers, "Worker", Mortal)
-    seat = workers.Seat(None)
+    worker = Mortal(None)
     if deaths < 2:
-        assert seat.ask(b"[]", 1.0) == b"200{}"
+        assert worker.ask(b"[]", 1.0) == b"200{}"
     else:
         with pytest.raises(workers.Lost):
-            seat.ask(b"[]", 1.0)
-    assert seat.losses == deaths
+            worker.ask(b"[]", 1.0)
+    assert worker.losses == deaths
     assert len(made) == min(deaths + 1, 2)
+
+
+def test_no_worker_is_started_after_the_end(monkeypatch):
+    """A question that is interrupted by the end must not start a process that nobody ends."""
+    pool = workers.Workers(1)
+    pool.close()
+    monkeypatch.setattr(workers.Worker, "_start", lambda self: pytest.fail("started"))
+    with pytest.raises(workers.Lost):
+        pool._workers[0].ask(b"[]", 1.0)
 
 
 def test_a_worker_that_does_not_break_off_is_killed(monkeypatch):
@@ -363,6 +430,99 @@ def test_a_path_does_not_wait_for_what_can_wait(monkeypatch):
         for link in links:
             link.close()
         patiently(lambda: (pool.waiting, pool.idle) == (0, 2))
+
+
+def test_twenty_slow_formulas_do_not_delay_a_known_landscape(monkeypatch):
+    """None of them ever ends, and there is no limit: whoever waits for one waits for ever."""
+    monkeypatch.setattr(workers, "serve", endless)
+    monkeypatch.setattr(workers, "SLICE", 0.05)
+    with running(workers=2, limit=3600.0) as found:
+        pool = found.app.state.workers
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+        patiently(lambda: (pool.waiting, pool.idle) == (0, 2))
+        slow = ENDLESS | {"landscape": "expression", "expression": "x**2 + y**2"}
+        links = [asked(found.port, "path", slow) for _ in range(20)]
+        patiently(lambda: pool.waiting == 19)
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+        assert pool.waiting == 19
+        for link in links:
+            link.close()
+        patiently(lambda: (pool.waiting, pool.idle) == (0, 2))
+
+
+def test_a_question_that_is_not_quick_starts_again_among_the_slow_ones(monkeypatch):
+    """So twenty slow ones about known landscapes do not delay another one either."""
+    monkeypatch.setattr(workers, "serve", endless)
+    monkeypatch.setattr(workers, "SLICE", 0.05)
+    with running(workers=2, limit=3600.0) as found:
+        pool = found.app.state.workers
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+        patiently(lambda: (pool.waiting, pool.idle) == (0, 2))
+        links = [asked(found.port, "path", ENDLESS) for _ in range(20)]
+        patiently(lambda: (pool.waiting, pool.idle) == (19, 1))
+        assert found.ask("path", {"landscape": "bowl"})[0] == 200
+        for link in links:
+            link.close()
+        patiently(lambda: (pool.waiting, pool.idle) == (0, 2))
+
+
+def order_of_turns(asked, costs):
+    """In which order questions (client, kind) have the one worker, which is given back at once."""
+
+    async def all_turns():
+        pool, order = turns.Turns(["worker"]), []
+        held = await pool.take("nobody", turns.SLOW)
+
+        async def one(client, kind):
+            worker = await pool.take(client, kind)
+            order.append((client, kind))
+            pool.give_back(worker, client, kind, costs[kind])
+
+        waiting = [asyncio.ensure_future(one(*question)) for question in asked]
+        await asyncio.sleep(0)
+        pool.give_back(held, "nobody", turns.SLOW, 0.0)
+        await asyncio.gather(*waiting)
+        assert pool.free == ["worker"]
+        assert not pool._flows
+        return order
+
+    return asyncio.run(all_turns())
+
+
+def test_clients_take_turns():
+    asked = [("many", turns.NEW)] * 20 + [("one", turns.NEW)] * 2
+    order = order_of_turns(asked, {turns.NEW: 1.0})
+    assert [i for i, (client, _) in enumerate(order) if client == "one"] == [1, 3]
+
+
+def test_kinds_share_the_time_and_not_the_turns():
+    """Seven short questions go with each long one, and those of one flow keep their order."""
+    asked = [("me", turns.SLOW)] * 5 + [("me", turns.NEW)] * 14
+    order = order_of_turns(asked, {turns.SLOW: 7.0, turns.NEW: 1.0})
+    long = [i for i, (_, kind) in enumerate(order) if kind == turns.SLOW]
+    assert long == [0, 8, 16, 17, 18]
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_turn_that_nobody_wants_any_more_goes_to_the_next(has_run):
+    """Also if the worker comes between a cancellation and the task that it ends."""
+
+    async def leave():
+        pool = turns.Turns(["worker"])
+        held = await pool.take("a", turns.NEW)
+        waiting = [asyncio.ensure_future(pool.take(name, turns.NEW)) for name in "bcd"]
+        await asyncio.sleep(0)
+        waiting[0].cancel()  # before its turn
+        if has_run:
+            await asyncio.sleep(0)
+        pool.give_back(held, "a", turns.NEW, 1.0)
+        waiting[1].cancel()  # at the moment of its turn
+        assert await waiting[2] == "worker"
+        assert [task.cancelled() for task in waiting] == [True, True, False]
+        pool.give_back("worker", "d", turns.NEW, 1.0)
+        assert (pool.free, pool._flows) == (["worker"], {})
+
+    asyncio.run(leave())
 
 
 def test_the_schema_says_what_is_checked(explorer):
@@ -453,6 +613,37 @@ def test_the_command_prints_its_address_and_stops_on_ctrl_c():
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert err.strip().endswith("Stopped.")
+
+
+def test_ctrl_c_twice_still_ends_in_order(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    running_server = connections.Server(connections.configuration(server.create_app()))
+    for _ in range(2):
+        running_server.handle_exit(signal.SIGINT, None)
+    assert running_server.should_exit
+    assert not running_server.force_exit
+    assert ended == []
+    running_server.handle_exit(signal.SIGINT, None)
+    assert ended == [130]
+
+
+@pytest.mark.parametrize("questions", [0, 1])
+def test_a_worker_whose_server_has_ended_ends_without_a_word(monkeypatch, questions):
+    """Before its first question, or while it works on one."""
+    near, far = multiprocessing.Pipe()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def answer(question, request):
+        near.close()
+        return {}
+
+    monkeypatch.setattr(api, "answer", answer)
+    if questions:
+        near.send_bytes(b'["path", {}]')
+    else:
+        near.close()
+    assert workers.serve(far) is None
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement():

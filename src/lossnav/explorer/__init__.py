@@ -1,5 +1,6 @@
-"""The explorer: a page on which a person changes what a learner believes and sees the path change.
+"""The explorer: a page where changing what a learner believes changes its path.
 
-`lossnav.explorer.api` is the whole of it as pure functions, dict in and dict out; `lossnav.explorer.server`
-puts them behind a web page, and `lossnav.explorer.export` writes that page with answers worked out before.
+`lossnav.explorer.api` answers questions with pure functions, dict in and dict out;
+`lossnav.explorer.server` puts them behind a web page, and `lossnav.explorer.export` writes that
+page with precomputed answers.
 """

@@ -1,4 +1,4 @@
-"""Words: the equations of a setting, the rule they give, and the lines that reproduce the view."""
+"""The equations of a request, the rule that follows, and the view as Python and as a TOML file."""
 
 from __future__ import annotations
 
@@ -10,57 +10,41 @@ import sympy
 
 from lossnav.equations.derivation import derive
 from lossnav.equations.notation import mathml
+from lossnav.explorer.landscapes import prepared
+from lossnav.explorer.paths import PathRequest, drift, metric, path_request, rotated_metric
 from lossnav.explorer.requests import Refused
-from lossnav.explorer.setting import Setting, drift, metric, setting, turned
-from lossnav.explorer.terrain import ground
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.rules import learning_rule
 
 LONGEST = 40_000
-"""Characters of MathML beyond which equations are no longer read by anyone."""
+"""Characters of MathML beyond which equations are left out: nobody reads them."""
+_GEOMETRY = ("metric", "ratio", "angle", "drift", "speed")
 
 
 def equations(request: Any) -> dict[str, Any]:
-    """The Euler-Lagrange equations as MathML and text, the rule, and the view as Python and TOML.
-
-    Examples:
-        >>> found = equations({"landscape": "bowl", "gamma": 0.0})
-        >>> found["text"]
-        "theta1'' - gamma*theta1' = 4*eta*k*theta1\\ntheta2'' - gamma*theta2' = eta*k*(4*theta2 + 2)"
-        >>> print(found["python"])
-        import lossnav as ln
-        <BLANKLINE>
-        objective = ln.Objective(
-            ln.Quadratic([4.0, 4.0], minimum=[0.0, -0.5]),
-            eta=1.0, k=1.0, gamma=0.0,
-        )
-        path = ln.solve(objective, [1.5, 1.5])
-        print(path.J, path.end, path.candidates)
-        rule = ln.learning_rule(objective, dt=0.05)
-    """
-    chosen = setting(request)
-    values = chosen.values
-    geometry = tuple(values[name] for name in ("metric", "ratio", "angle", "drift", "speed"))
+    """The Euler-Lagrange equations, the rule, and the view as Python and as a TOML file."""
+    asked = path_request(request)
+    values = asked.values
+    geometry = tuple(values[name] for name in _GEOMETRY)
     text, drawn = _equations(values["landscape"], values["expression"], geometry)
-    rule = learning_rule(chosen.objective, values["dt"])
     return {
         "text": text,
         "mathml": drawn,
-        "rule": rule.assumptions,
+        "rule": learning_rule(asked.objective, values["dt"]).assumptions,
         "step": _step(values["drift"] if values["speed"] else "none"),
         "letters": {name: values[name] for name in ("eta", "k", "gamma")},
-        "python": python(chosen),
-        "toml": toml(chosen),
+        "python": _python(asked),
+        "toml": _toml(asked),
     }
 
 
 @functools.lru_cache(maxsize=64)
 def _equations(name: str, expression: str, geometry: tuple[Any, ...]) -> tuple[str, list[str]]:
-    kinds = dict(zip(("metric", "ratio", "angle", "drift", "speed"), geometry, strict=True))
-    objective = Objective(ground(name, expression).loss, metric=metric(kinds), drift=drift(kinds))
+    values = dict(zip(_GEOMETRY, geometry, strict=True))
+    loss = prepared(name, expression).loss
     try:
-        found = derive(objective)
+        found = derive(Objective(loss, metric=metric(values), drift=drift(values)))
         drawn = found.mathml().splitlines()
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from None
@@ -69,9 +53,9 @@ def _equations(name: str, expression: str, geometry: tuple[Any, ...]) -> tuple[s
 
 @functools.lru_cache(maxsize=4)
 def _step(kind: str) -> dict[str, Any]:
-    """The optimal step over dt in one direction of a quadratic picture, with its gradient g and curvature h."""
-    picture = Quadratic([1.0, 1.0])
-    limits = derive(Objective(picture, drift=drift({"drift": kind, "speed": 0.5}))).limits()
+    """The optimal step over dt along one direction of a quadratic loss."""
+    loss = Quadratic([1.0, 1.0])
+    limits = derive(Objective(loss, drift=drift({"drift": kind, "speed": 0.5}))).limits()
     if limits.update is None or limits.rate is None:
         return {"mathml": [], "why": limits.reason}
     rho = sympy.Symbol("rho", positive=True)
@@ -79,49 +63,45 @@ def _step(kind: str) -> dict[str, Any]:
     return {"mathml": [mathml(line) for line in lines], "why": ""}
 
 
-def python(chosen: Setting) -> str:
-    """Lines of Python that find the same path."""
-    v = chosen.values
-    inputs = [chosen.ground.terrain.python]
+def _python(asked: PathRequest) -> str:
+    """Lines of Python that compute the same path."""
+    v = asked.values
+    inputs = [asked.landscape.source.python()]
     if v["metric"] == "fisher":
         inputs.append("metric=ln.FisherGaussian(1)")
     elif v["metric"] == "anisotropic":
-        inputs.append(f"metric={turned(v['ratio'], v['angle']).tolist()!r}")
-    if chosen.objective.drift is not None:
+        inputs.append(f"metric={rotated_metric(v['ratio'], v['angle']).tolist()!r}")
+    if asked.objective.drift is not None:
         inputs.append(f"drift=ln.{v['drift'].capitalize()}({v['speed']!r})")
     inputs.append(f"eta={v['eta']!r}, k={v['k']!r}, gamma={v['gamma']!r}")
-    horizon = "" if np.isinf(chosen.horizon) else f", horizon={chosen.horizon!r}"
-    return "\n".join([
-        "import lossnav as ln",
-        "",
-        "objective = ln.Objective(",
-        *(f"    {line}," for line in inputs),
-        ")",
-        f"path = ln.solve(objective, {chosen.theta0.tolist()!r}{horizon})",
-        "print(path.J, path.end, path.candidates)",
-        f"rule = ln.learning_rule(objective, dt={v['dt']!r})",
-    ])  # fmt: skip
+    lines = "".join(f"    {line},\n" for line in inputs)
+    horizon = "" if np.isinf(asked.horizon) else f", horizon={asked.horizon!r}"
+    return f"""import lossnav as ln
+
+objective = ln.Objective(
+{lines})
+path = ln.solve(objective, {asked.theta0.tolist()!r}{horizon})
+print(path.J, path.end, path.candidates)
+rule = ln.learning_rule(objective, dt={v["dt"]!r})"""
 
 
-def toml(chosen: Setting) -> str:
+def _toml(asked: PathRequest) -> str:
     """A problem file that ``lossnav solve`` reads."""
-    v = chosen.values
-    horizon = "" if np.isinf(chosen.horizon) else f" --horizon {chosen.horizon!r}"
-    lines = [
+    v = asked.values
+    horizon = "" if np.isinf(asked.horizon) else f" --horizon {asked.horizon!r}"
+    parts = [
         f"# Solve with: lossnav solve FILE{horizon}",
         *(f"{name} = {v[name]!r}" for name in ("eta", "k", "gamma")),
-        f"theta0 = {chosen.theta0.tolist()!r}",
+        f"theta0 = {asked.theta0.tolist()!r}",
         'description = "From the explorer."',
-        "",
-        "[loss]",
-        chosen.ground.terrain.toml,
+        f"\n[loss]\n{asked.landscape.source.toml()}",
     ]
     if v["metric"] == "fisher":
-        lines += ["", "[metric]", 'type = "fisher-gaussian"', "n = 1"]
+        parts.append('\n[metric]\ntype = "fisher-gaussian"\nn = 1')
     elif v["metric"] == "anisotropic":
-        G = turned(v["ratio"], v["angle"]).tolist()
-        lines += ["", "[metric]", 'type = "constant"', f"G = {G!r}"]
-    if chosen.objective.drift is not None:
+        G = rotated_metric(v["ratio"], v["angle"]).tolist()
+        parts.append(f'\n[metric]\ntype = "constant"\nG = {G!r}')
+    if asked.objective.drift is not None:
         key = "j" if v["drift"] == "decay" else "omega"
-        lines += ["", "[drift]", f'type = "{v["drift"]}"', f"{key} = {v['speed']!r}"]
-    return "\n".join([*lines, ""])
+        parts.append(f'\n[drift]\ntype = "{v["drift"]}"\n{key} = {v["speed"]!r}')
+    return "\n".join([*parts, ""])

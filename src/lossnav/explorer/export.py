@@ -1,7 +1,7 @@
-"""Export: the page as plain files, with answers worked out for a grid of settings; it opens from disk.
+"""The page as plain files that open from disk, with precomputed answers for a grid of settings.
 
-A page from disk may not fetch files, so each part of the answers is a script that hands them over. Numbers have five
-digits and paths every second point, which is more than a screen can show.
+A page from disk may not fetch files, so each part of the answers is a script that passes them on.
+Numbers have five digits and paths every second point, which is more than a screen can show.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lossnav.explorer import api
-from lossnav.explorer.assets import assets
-from lossnav.explorer.terrain import TERRAINS, Terrain
+from lossnav.explorer.landscapes import LANDSCAPES, Landscape
+from lossnav.explorer.server import assets
 from lossnav.explorer.workers import warm_processes
 
 GAMMAS = (0.1, 0.6, 2.0, 8.0)
@@ -29,7 +29,9 @@ VARIANTS = (
     {"metric": "euclidean", "drift": "rotation"},
 )
 MANY = 24
-"""From so many settings on, processes that share the work are worth their start."""
+"""Number of settings from which several processes are worth their start."""
+GridTask = tuple[str, dict[str, Any], list[list[float]]]
+"""A name, a request and the starts to answer it for."""
 _NOTE = "Made by lossnav: this folder is replaced by the next export.\n"
 _MARK = "lossnav-explorer.txt"
 
@@ -38,33 +40,34 @@ def export(
     folder: Path,
     say: Callable[[str], None] = lambda text: None,
     *,
-    landscapes: Sequence[str] = tuple(TERRAINS),
+    landscapes: Sequence[str] = tuple(LANDSCAPES),
     gammas: Sequence[float] = GAMMAS,
     variants: Sequence[dict[str, str]] = VARIANTS,
     starts: int = 5,
 ) -> int:
-    """Write the page and its answers; return how many bytes that are.
+    """Write the page and its answers; return their size in bytes.
 
     Args:
-        folder: Where to; made if need be. One that holds anything else than an export is refused.
-        say: Told how far the work is.
-        landscapes: Which landscapes.
-        gammas: Which discount rates, besides the landscape's own.
-        variants: Which metrics and drifts.
-        starts: How many starts, from 1 to 5.
+        folder: Created if needed; refused if it holds anything else than an export.
+        say: Called with the progress.
+        landscapes: Names of landscapes.
+        gammas: Discount rates, besides the landscape's own.
+        variants: Metrics and drifts.
+        starts: Number of starts, from 1 to 5.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--export is {folder}, but that is a file: give a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).exists():
         raise ValueError(
-            f"--export is {folder}, but there are other things in it: give an empty or a new folder."
+            f"--export is {folder}, but there are other things in it: give an empty or a new "
+            "folder."
         )
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"--export is {folder}, but there is no folder {folder.parent}.")
     made = Path(tempfile.mkdtemp(prefix=".explorer-", dir=folder.absolute().parent))
     try:
-        grid = {name: _grid(TERRAINS[name], gammas, variants, starts) for name in landscapes}
+        grid = {name: _grid(LANDSCAPES[name], gammas, variants, starts) for name in landscapes}
         size = _write(made, say, {"landscapes": grid})
         made.chmod(0o755)
         if folder.exists():
@@ -86,54 +89,55 @@ def _write(folder: Path, say: Callable[[str], None], grid: dict[str, Any]) -> in
     catalogue = api.catalogue()
     catalogue["rules"] = {name: catalogue["rules"][name] for name in RULES}
     stored = json.dumps({"catalogue": catalogue, "grid": grid}, separators=(",", ":"))
-    (folder / "static" / "manifest.js").write_text(
-        f'"use strict";\nExplorer.stored = {stored};\n', encoding="utf-8"
-    )
+    script = f'"use strict";\nExplorer.stored = {stored};\n'
+    (folder / "static" / "manifest.js").write_text(script, encoding="utf-8")
     for key, answer in _answers(grid, say):
         text = json.dumps(_short(answer), separators=(",", ":"), allow_nan=False)
-        (folder / "data" / f"{key}.js").write_text(
-            f'Explorer.keep("{key}", {text});\n', encoding="utf-8"
-        )
+        script = f'Explorer.keep("{key}", {text});\n'
+        (folder / "data" / f"{key}.js").write_text(script, encoding="utf-8")
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _grid(
-    terrain: Terrain, gammas: Sequence[float], variants: Sequence[dict[str, str]], starts: int
+    landscape: Landscape, gammas: Sequence[float], variants: Sequence[dict[str, str]], starts: int
 ) -> dict[str, Any]:
-    """The settings of one landscape that are worked out."""
-    x0, x1, y0, y1 = terrain.box
-    own = [terrain.settings["x"], terrain.settings["y"]]
+    """The settings of one landscape that are precomputed."""
+    x0, x1, y0, y1 = landscape.box
+    own = [landscape.settings["x"], landscape.settings["y"]]
     corners = [
         [round(x0 + u * (x1 - x0), 3), round(y0 + v * (y1 - y0), 3)]
         for u in (0.22, 0.78)
         for v in (0.22, 0.78)
     ]
-    if terrain.positive:
+    if landscape.positive:
         variants = ({"metric": "fisher", "drift": "none"}, VARIANTS[0])
     return {
-        "gammas": sorted({terrain.settings["gamma"], *gammas}), "starts": [own, *corners][:starts], "variants": list(variants),
-        "width": x1 - x0, "height": y1 - y0,
-    }  # fmt: skip
+        "gammas": sorted({landscape.settings["gamma"], *gammas}),
+        "starts": [own, *corners][:starts],
+        "variants": list(variants),
+        "width": x1 - x0,
+        "height": y1 - y0,
+    }
 
 
 def _answers(grid: dict[str, Any], say: Callable[[str], None]) -> Iterator[tuple[str, Any]]:
     yield "beliefs", api.answer("beliefs", {})
     yield "uncertainty", api.answer("uncertainty", {})
-    tasks: list[tuple[str, dict[str, Any], list[list[float]]]] = []
+    tasks: list[GridTask] = []
     for name, here in grid["landscapes"].items():
         yield f"landscape-{name}", api.answer("landscape", {"landscape": name})
         for g, gamma in enumerate(here["gammas"]):
             for v, variant in enumerate(here["variants"]):
                 request = {"landscape": name, "gamma": gamma, **variant}
                 tasks.append((f"{name}-{g}-{v}", request, here["starts"]))
-    for done, (task, answer) in enumerate(zip(tasks, _worked_out(tasks), strict=True), 1):
+    for done, (task, answer) in enumerate(zip(tasks, _computed(tasks), strict=True), 1):
         yield task[0], answer
         if done % 10 == 0 or done == len(tasks):
             say(f"{done} of {len(tasks)} settings")
 
 
-def _worked_out(tasks: Sequence[tuple[str, dict[str, Any], list[list[float]]]]) -> Iterator[Any]:
-    """The answers to all tasks, in their order; many of them on all cores."""
+def _computed(tasks: Sequence[GridTask]) -> Iterator[Any]:
+    """The answers to all tasks, in their order; on all cores where they are many."""
     if len(tasks) < MANY:
         yield from map(_setting, tasks)
         return
@@ -144,8 +148,8 @@ def _worked_out(tasks: Sequence[tuple[str, dict[str, Any], list[list[float]]]]) 
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _setting(task: tuple[str, dict[str, Any], list[list[float]]]) -> dict[str, Any]:
-    """All that is shown for one setting of the learner, from each start."""
+def _setting(task: GridTask) -> dict[str, Any]:
+    """Everything shown for one setting of the learner, from each start."""
     _, request, starts = task
     return {
         "field": _answer("field", request),
@@ -155,7 +159,7 @@ def _setting(task: tuple[str, dict[str, Any], list[list[float]]]) -> dict[str, A
 
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:
-    """What depends on where the path starts."""
+    """Everything that depends on the start."""
     path = _answer("basins", request)
     for one in (path, *path.get("candidates", ())):
         _thin(one)
@@ -180,10 +184,9 @@ def _answer(question: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def _thin(one: dict[str, Any]) -> None:
     """Every second point, and the last one."""
-    for name, values in one.items():
-        if name in ("t", "x", "y", "loss", "kinetic", "potential", "discount") and isinstance(
-            values, list
-        ):
+    for name in ("t", "x", "y", "loss", "kinetic", "potential", "discount"):
+        values = one.get(name)
+        if isinstance(values, list):
             one[name] = values[:-1:2] + values[-1:]
 
 

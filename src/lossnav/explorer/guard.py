@@ -1,8 +1,8 @@
-"""Guard: what stands before every request, whatever it asks.
+"""Host, Origin and Content-Security-Policy: the checks before every request.
 
-A page on another site can make a browser send requests to 127.0.0.1, and a name that is made to point there can even
-read the answers. So the name in ``Host`` must be ours, and ``Origin``, where there is one, must be our own page.
-Every response says what the page may load: its own files only, and no script that stands in the page.
+A page on another site can make a browser send requests to 127.0.0.1, and a DNS name made to point
+there can even read the answers. So ``Host`` must be one of our names, and ``Origin``, if present,
+our own page. Every response allows the page to load its own files only, and no inline script.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -24,6 +25,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 LOCAL = ("127.0.0.1", "localhost", "::1")
 Scope = dict[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -31,12 +33,12 @@ App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application in front of another.
+    """ASGI middleware.
 
     Args:
-        app: What answers the requests that pass.
-        hosts: Names, besides this machine's own, by which the page may be asked for.
-        numeric: Whether any address in numbers will do. Only a name can be made to point elsewhere.
+        app: The application that answers the requests that pass.
+        hosts: Names under which the page is served, besides this machine's own.
+        numeric: Whether any numeric address is accepted too. Only a name can be rebound.
     """
 
     def __init__(self, app: App, hosts: Iterable[str] = (), numeric: bool = False) -> None:
@@ -48,7 +50,7 @@ class Guard:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
-            return None  # there are no web sockets here: the server closes the connection
+            return None  # no web sockets: the server closes the connection
         why = self.refusal(_headers(scope))
         if why:
             return await refuse(send, 403, why)
@@ -58,13 +60,9 @@ class Guard:
             nonlocal sent
             if message["type"] == "http.response.start":
                 sent = True
-                own = {name for name, _ in message.get("headers", ())}
-                extra = [
-                    (name.encode(), value.encode())
-                    for name, value in HEADERS.items()
-                    if name.encode() not in own
-                ]
-                message = message | {"headers": [*message.get("headers", ()), *extra]}
+                own = dict(message.get("headers", ()))
+                added = [header for header in _HEADERS if header[0] not in own]
+                message = message | {"headers": [*message.get("headers", ()), *added]}
             await send(message)
 
         try:
@@ -75,31 +73,15 @@ class Guard:
             raise
 
     def refusal(self, headers: dict[str, list[str]]) -> str:
-        """Why a request with these headers is refused; empty if it is not.
-
-        Examples:
-            >>> guard = Guard(None)
-            >>> guard.refusal({"host": ["127.0.0.1:8765"]})
-            ''
-            >>> guard.refusal({"host": ["evil.example"]})
-            "This page is not served as 'evil.example': open it as 127.0.0.1."
-            >>> guard.refusal({"host": ["localhost"], "origin": ["https://evil.example"]})
-            "Requests from pages of 'https://evil.example' are refused."
-        """
+        """Why a request with these headers is refused; empty if it is not."""
         hosts, origins = headers.get("host", []), headers.get("origin", [])
         if len(hosts) != 1 or len(origins) > 1:
             return "A request must have one Host and at most one Origin."
         name = _name(hosts[0])
         if name not in self.hosts and not (self.numeric and _is_address(name)):
             return f"This page is not served as {hosts[0][:60]!r}: open it as 127.0.0.1."
-        if origins:
-            origin = urlsplit(origins[0]) if origins[0].isprintable() else None
-            if (
-                origin is None
-                or origin.scheme not in ("http", "https")
-                or origin.netloc != hosts[0]
-            ):
-                return f"Requests from pages of {origins[0][:60]!r} are refused."
+        if origins and not _is_own(origins[0], hosts[0]):
+            return f"Requests from pages of {origins[0][:60]!r} are refused."
         if headers.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
             return "Requests from other sites are refused."
         return ""
@@ -121,6 +103,14 @@ def _name(host: str) -> str:
     return "" if name is None or any(c in host for c in "/\\@?# ") else name
 
 
+def _is_own(origin: str, host: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # a bracket that is not closed
+        return False
+    return origin.isprintable() and parts.scheme in ("http", "https") and parts.netloc == host
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
@@ -133,6 +123,6 @@ async def refuse(send: Send, status: int, sentence: str) -> None:
     """An answer of one sentence."""
     body = json.dumps({"error": sentence}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    start = {"type": "http.response.start", "status": status, "headers": [*headers, *_HEADERS]}
+    await send(start)
     await send({"type": "http.response.body", "body": body})

@@ -1,219 +1,131 @@
-"""Fields: what a request may say, with its bounds; one table for checks, defaults and the schema.
+"""Checks of a request, a flat dict of settings, against a table that is JSON Schema.
 
-A request is a flat dict, so that it fits into a link. Each `Field` refuses a wrong value with one sentence.
+A request is flat so that it fits into a link. The table of a view gives the bounds, defaults and
+descriptions of its settings; `read` refuses a wrong value with one sentence.
 """
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lossnav._base import checks
 
+Schema = dict[str, Any]
+"""One setting, as JSON Schema."""
+
 
 class Refused(ValueError):
-    """A request that cannot be answered, for the reason that the sentence gives.
+    """A request that cannot be answered; the message says why."""
+
+
+def number(
+    default: float | None,
+    description: str,
+    low: float,
+    high: float,
+    *,
+    null: str = "",
+    kind: str = "number",
+) -> Schema:
+    """A finite number from ``low`` to ``high``; null too, if ``null`` says what it means."""
+    bounds = {"minimum": low, "maximum": high, "default": default}
+    if null:
+        return {"type": [kind, "null"], "description": f"{description} (null: {null})"} | bounds
+    return {"type": kind, "description": description} | bounds
+
+
+def choice(default: str, description: str, names: Iterable[str]) -> Schema:
+    """One of a few names."""
+    return {"type": "string", "description": description, "enum": [*names], "default": default}
+
+
+def read(table: Mapping[str, Schema], request: Any) -> dict[str, Any]:
+    """Every setting of ``table``, from the request or by default; unknown names are refused.
 
     Examples:
-        >>> raise Refused("gamma is -1, but it must be from 0 to 100.")
-        Traceback (most recent call last):
-        ...
-        lossnav.explorer.requests.Refused: gamma is -1, but it must be from 0 to 100.
-    """
-
-
-@dataclass(frozen=True)
-class Field(abc.ABC):
-    """One entry of a request.
-
-    Attributes:
-        default: What is taken where the request says nothing.
-        says: What it is, for the schema and for labels.
-    """
-
-    default: Any
-    says: str
-
-    @abc.abstractmethod
-    def read(self, name: str, value: Any) -> Any:
-        """``value`` if it is allowed; otherwise `Refused`."""
-
-    @abc.abstractmethod
-    def schema(self) -> dict[str, Any]:
-        """The allowed values as JSON Schema."""
-
-
-@dataclass(frozen=True)
-class Number(Field):
-    """A finite number from ``low`` to ``high``; None too, if ``none`` says what it means.
-
-    Examples:
-        >>> Number(1.0, "learning rate", 0.01, 100.0).read("eta", 2)
-        2.0
-        >>> Number(1.0, "learning rate", 0.01, 100.0).read("eta", "2")
-        Traceback (most recent call last):
-        ...
-        lossnav.explorer.requests.Refused: eta must be a number from 0.01 to 100, but it is '2'.
-    """
-
-    low: float
-    high: float
-    none: str = ""
-    whole: bool = False
-
-    def read(self, name: str, value: Any) -> float | int | None:
-        if value is None and self.none:
-            return None
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = plain and (not self.whole or (math.isfinite(value) and value == int(value)))
-        if not (fits and self.low <= value <= self.high):  # NaN fails every comparison
-            kind = "a whole number" if self.whole else "a number"
-            other = f", or null ({self.none})" if self.none else ""
-            raise Refused(
-                f"{name} must be {kind} from {self.low:g} to {self.high:g}{other}, but it is {shown(value)}."
-            )
-        return int(value) if self.whole else float(value)
-
-    def schema(self) -> dict[str, Any]:
-        kind = "integer" if self.whole else "number"
-        found = {"type": [kind, "null"] if self.none else kind}
-        return found | {"minimum": self.low, "maximum": self.high}
-
-
-@dataclass(frozen=True)
-class Choice(Field):
-    """One of a few names.
-
-    Examples:
-        >>> Choice("none", "drift", ("none", "decay")).read("drift", "decai")
-        Traceback (most recent call last):
-        ...
-        lossnav.explorer.requests.Refused: There is no drift named 'decai'. Did you mean 'decay'?
-    """
-
-    names: tuple[str, ...]
-
-    def read(self, name: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise Refused(
-                f"{name} must be one of {', '.join(self.names)}, but it is {shown(value)}."
-            )
-        try:
-            return checks.choice(name, value[:40], self.names)
-        except ValueError as error:
-            raise Refused(str(error)) from None
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.names)}
-
-
-@dataclass(frozen=True)
-class Text(Field):
-    """Text of bounded length; what it means is checked where it is read."""
-
-    longest: int
-
-    def read(self, name: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise Refused(f"{name} must be text, but it is {shown(value)}.")
-        if len(value) > self.longest:
-            raise Refused(
-                f"{name} has {len(value)} characters, but at most {self.longest} are allowed: write it "
-                "more simply."
-            )
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "maxLength": self.longest}
-
-
-@dataclass(frozen=True)
-class Several(Field):
-    """A list of ``least`` to ``most`` entries of one kind."""
-
-    each: Field
-    least: int
-    most: int
-    none: str = ""
-
-    def read(self, name: str, value: Any) -> tuple[Any, ...] | None:
-        if value is None and self.none:
-            return None
-        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
-            size = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-            raise Refused(f"{name} must be a list of {size} entries, but it is {shown(value)}.")
-        return tuple(self.each.read(name, entry) for entry in value)
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": ["array", "null"] if self.none else "array",
-            "items": self.each.schema(),
-            "minItems": self.least,
-            "maxItems": self.most,
-        }
-
-
-def read(fields: Mapping[str, Field], request: Any) -> dict[str, Any]:
-    """Every field of ``fields``, from the request or by default; unknown keys are refused.
-
-    Examples:
-        >>> read({"k": Number(1.0, "weight of the loss", 0.1, 10.0)}, {})
+        >>> table = {"k": number(1.0, "weight of the loss", 0.1, 10.0)}
+        >>> read(table, {})
         {'k': 1.0}
-        >>> read({"k": Number(1.0, "weight of the loss", 0.1, 10.0)}, {"l": 1})
+        >>> read(table, {"k": "2"})
         Traceback (most recent call last):
         ...
-        lossnav.explorer.requests.Refused: There is no setting named 'l'. Known: k.
+        lossnav.explorer.requests.Refused: k must be a number from 0.1 to 10, but it is '2'.
     """
     if not isinstance(request, Mapping):
-        raise Refused(f"A request must be an object with settings, but it is {shown(request)}.")
+        raise Refused(f"A request must be an object with settings, but it is {_shown(request)}.")
     for name in request:
-        if name not in fields:
-            try:
-                checks.choice("setting", str(name)[:40], fields)
-            except ValueError as error:
-                raise Refused(str(error)) from None
+        known("setting", str(name), table)
     return {
-        name: field.read(name, request[name]) if name in request else field.default
-        for name, field in fields.items()
+        name: _checked(name, schema, request[name]) if name in request else schema["default"]
+        for name, schema in table.items()
     }
 
 
-def schema(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The same table as JSON Schema.
-
-    Examples:
-        >>> schema({"k": Number(1.0, "weight", 0.1, 10.0)})["properties"]["k"]["maximum"]
-        10.0
-    """
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            name: field.schema() | {"description": field.says, "default": _plain(field.default)}
-            for name, field in fields.items()
-        },
-    }
+def schema(table: Mapping[str, Schema]) -> dict[str, Any]:
+    """The whole request as JSON Schema."""
+    return {"type": "object", "additionalProperties": False, "properties": dict(table)}
 
 
-def shown(value: Any) -> str:
-    """A value in a sentence, cut where it is long."""
-    text = repr(value[:40]) if isinstance(value, str) else _outline(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _checked(name: str, schema: Schema, value: Any) -> Any:
+    if value is None and "null" in schema["type"]:
+        return None
+    if "enum" in schema:
+        if not isinstance(value, str):
+            names = ", ".join(schema["enum"])
+            raise Refused(f"{name} must be one of {names}, but it is {_shown(value)}.")
+        return known(name, value, schema["enum"])
+    if "maxLength" in schema:
+        if not isinstance(value, str):
+            raise Refused(f"{name} must be text, but it is {_shown(value)}.")
+        if len(value) > schema["maxLength"]:
+            raise Refused(
+                f"{name} has {len(value)} characters, but at most {schema['maxLength']} are "
+                "allowed: write it more simply."
+            )
+        return value
+    if "items" in schema:
+        least, most = schema["minItems"], schema["maxItems"]
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
+            size = f"{least}" if least == most else f"{least} to {most}"
+            raise Refused(f"{name} must be a list of {size} entries, but it is {_shown(value)}.")
+        return [_checked(name, schema["items"], entry) for entry in value]
+    return _checked_number(name, schema, value)
 
 
-def _outline(value: Any) -> str:
-    """Numbers as they are; containers by their kind, for they may be nested without end."""
+def _checked_number(name: str, schema: Schema, value: Any) -> float:
+    whole = "integer" in schema["type"]
+    low, high = schema["minimum"], schema["maximum"]
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    if whole and fits:
+        fits = math.isfinite(value) and value == int(value)
+    if not (fits and low <= value <= high):  # NaN fails every comparison
+        kind = "a whole number" if whole else "a number"
+        _, null, meaning = schema["description"].rpartition(" (null: ")
+        other = f", or null ({meaning}" if null else ""
+        raise Refused(
+            f"{name} must be {kind} from {low:g} to {high:g}{other}, but it is {_shown(value)}."
+        )
+    return int(value) if whole else float(value)
+
+
+def known(kind: str, name: str, names: Iterable[str]) -> str:
+    """``name`` if it is one of ``names``; otherwise `Refused` with the closest."""
+    try:
+        return checks.choice(kind, name[:40], names)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence. Lists and objects may be nested without end, so only named."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return f"{value:.6g}" if abs(value) < 1e300 or value != value else "a number beyond 1e300"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
-    return "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}"
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return "an object"
+    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"

@@ -1,40 +1,61 @@
-"""Server: the page and its questions over HTTP (FastAPI).
+"""The page and its questions over HTTP (FastAPI).
 
-Nothing is computed here: a question goes to the workers, and comes back as JSON text. A refusal is a 4xx status with
-one sentence, ``{"error": "..."}``.
+Nothing is computed here: a question goes to the workers, and comes back as JSON text. A refusal is
+a 4xx status with one sentence, ``{"error": "..."}``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gzip
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from lossnav import __version__
 from lossnav.explorer import api
-from lossnav.explorer.assets import assets
 from lossnav.explorer.guard import Guard
 from lossnav.explorer.workers import LIMIT, Busy, Lost, TooSlow, Workers
 
 LARGEST = 16 * 1024
-"""Bytes of a request."""
+"""Bytes of a request, at most."""
 PATIENCE = 5.0
 """Seconds that a client has to send its request."""
-SENTENCE = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-_REFUSALS = {
-    400: "The request is not JSON.", 403: "The request came from elsewhere.", 408: "The request came too slowly.",
-    413: "The request is too large.", 415: "The request is not JSON.", 422: "The request cannot be answered, or not in time.",
-    429: "Too many questions at once.",
-}  # fmt: skip
+MEDIA = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PLOTLY = "plotly.min.js"
+_SENTENCE = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+
+
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": says, "content": {"application/json": {"schema": SENTENCE}}}
-    for status, says in _REFUSALS.items()
+    200: _response("The answer.", {"type": "object"}),
+    400: _response("The request is not JSON.", _SENTENCE),
+    403: _response("The request came from another site.", _SENTENCE),
+    408: _response("The request arrived too slowly.", _SENTENCE),
+    413: _response("The request is too large.", _SENTENCE),
+    415: _response("The request is not JSON.", _SENTENCE),
+    422: _response("The request cannot be answered, or not in time.", _SENTENCE),
+    429: _response("Too many questions at once.", _SENTENCE),
 }
 
 
@@ -52,21 +73,16 @@ def create_app(
     """The explorer as an ASGI application.
 
     Args:
-        hosts: Names, besides this machine's own, by which the page may be asked for.
-        numeric: Whether it may also be asked for by any address in numbers.
+        hosts: Names under which the page is served, besides this machine's own.
+        numeric: Whether any numeric address is accepted too.
         workers: Processes that solve.
         limit: Seconds that one answer may take.
-
-    Examples:
-        >>> app = create_app()
-        >>> sorted(app.openapi()["paths"])[:3]
-        ['/', '/api/basins', '/api/beliefs']
     """
 
     @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.workers = Workers(workers, limit)
-        warming = asyncio.create_task(_quietly(app.state.workers.warm()))
+        warming = asyncio.create_task(_warm(app.state.workers))
         try:
             yield
         finally:
@@ -74,30 +90,40 @@ def create_app(
             app.state.workers.close()
 
     app = FastAPI(
-        title="lossnav explorer", version=__version__, lifespan=life, docs_url=None, redoc_url=None,
+        title="lossnav explorer",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,
-    )  # fmt: skip
+    )
     app.add_middleware(Guard, hosts=tuple(hosts), numeric=numeric)
     app.add_exception_handler(HTTPException, _http_error)
-    _pages(app)
+    _add_pages(app)
     for question in api.QUESTIONS:
-        _question(app, question)
+        _add_question(app, question)
     return app
 
 
-async def _quietly(work: Any) -> None:
+async def _warm(workers: Workers) -> None:
     with contextlib.suppress(TooSlow, Lost, Busy):
-        await work
+        await workers.warm()
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    says = {404: "There is nothing here.", 405: "This is asked for in another way (GET or POST)."}
+    sentences = {404: "There is nothing here.", 405: "Use another method (GET or POST)."}
     headers = getattr(error, "headers", None)
-    return JSONResponse({"error": says.get(status, "This cannot be done.")}, status, headers)
+    return _refusal(status, sentences.get(status, "This cannot be done."), headers)
 
 
-def _pages(app: FastAPI) -> None:
+def _refusal(status: int, sentence: str, headers: Any = None) -> Response:
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+def _add_pages(app: FastAPI) -> None:
+    media: dict[str, Any] = {kind.partition(";")[0]: {} for kind in MEDIA.values()}
+
     @app.get("/", responses={200: {"content": {"text/html": {}}}}, response_class=Response)
     async def index(request: Request) -> Response:
         """The page."""
@@ -105,71 +131,108 @@ def _pages(app: FastAPI) -> None:
 
     @app.get(
         "/static/{name}",
-        responses={200: {"content": {"text/css": {}, "text/javascript": {}, "text/html": {}, "image/svg+xml": {}}},
-                   304: {"description": "Unchanged."}, 404: {"description": "There is no such file.",
-                   "content": {"application/json": {"schema": SENTENCE}}}},
+        responses={
+            200: {"content": media},
+            304: {"description": "Unchanged."},
+            404: _response("There is no such file.", _SENTENCE),
+        },
         response_class=Response,
-    )  # fmt: skip
+    )
     async def static(request: Request, name: str) -> Response:
         """A file of the page."""
         return _file(request, name)
 
     @app.get("/api/catalogue")
     async def catalogue() -> dict[str, Any]:
-        """What the page offers, with the bounds of every field."""
+        """Landscapes, rules and the bounds of every field."""
         return api.catalogue()
 
 
-def _file(request: Request, name: str) -> Response:
-    found = assets().get(name)
-    if found is None:
-        return JSONResponse({"error": "There is no such file."}, 404)
-    headers = {"etag": found.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-    if request.headers.get("if-none-match") == found.tag:
-        return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(
-            found.packed, headers=headers | {"content-encoding": "gzip"}, media_type=found.kind
+@dataclass(frozen=True)
+class Asset:
+    """A file of the page: its media type, its bytes, and a tag that changes with them."""
+
+    media: str
+    body: bytes
+    packed: bytes
+    tag: str
+
+
+@functools.cache
+def assets() -> dict[str, Asset]:
+    """Every file of the page by name, plotly.js included; no other file is served."""
+    static = resources.files("lossnav.explorer").joinpath("static")
+    files = {
+        file.name: file.read_bytes() for file in static.iterdir() if Path(file.name).suffix in MEDIA
+    }
+    files[PLOTLY] = plotly()
+    return {
+        name: Asset(
+            MEDIA[Path(name).suffix],
+            body,
+            gzip.compress(body, 6, mtime=0),
+            f'"{hashlib.sha256(body).hexdigest()[:16]}"',
         )
-    return Response(found.body, headers=headers, media_type=found.kind)
-
-
-def _question(app: FastAPI, question: str) -> None:
-    function, _ = api.QUESTIONS[question]
-    body = {"required": True, "content": {"application/json": {"schema": api.schema(question)}}}
-    answer = {
-        "description": "The answer.",
-        "content": {"application/json": {"schema": {"type": "object"}}},
+        for name, body in sorted(files.items())
     }
 
+
+def plotly() -> bytes:
+    """plotly.js from the plotly package, which is not imported."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ImportError("The explorer needs the package plotly: pip install lossnav[explore]")
+    return (Path(found.origin).parent / "package_data" / PLOTLY).read_bytes()
+
+
+def _file(request: Request, name: str) -> Response:
+    asset = assets().get(name)
+    if asset is None:
+        return _refusal(404, "There is no such file.")
+    headers = {"etag": asset.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == asset.tag:
+        return Response(status_code=304, headers=headers)
+    body = asset.body
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["content-encoding"] = asset.packed, "gzip"
+    return Response(body, headers=headers, media_type=asset.media)
+
+
+def _add_question(app: FastAPI, question: str) -> None:
+    function, _ = api.QUESTIONS[question]
+    body = {"required": True, "content": {"application/json": {"schema": api.schema(question)}}}
+
     @app.post(
-        f"/api/{question}", name=question, operation_id=question,
-        summary=(function.__doc__ or "").split("\n")[0], responses={200: answer, **RESPONSES},
-        openapi_extra={"requestBody": body}, response_class=Response,
-    )  # fmt: skip
+        f"/api/{question}",
+        name=question,
+        operation_id=question,
+        summary=(function.__doc__ or "").split("\n")[0],
+        responses=RESPONSES,
+        openapi_extra={"requestBody": body},
+        response_class=Response,
+    )
     async def ask(request: Request) -> Response:
         try:
             settings = await _read(request)
             status, text = await _while_wanted(request, question, settings)
         except Unread as error:
-            return JSONResponse({"error": str(error)}, error.status)
+            return _refusal(error.status, str(error))
         except TooSlow:
             limit = request.app.state.workers.limit
-            return JSONResponse(
-                {"error": f"This takes longer than {limit:g} seconds, so it was stopped: use a milder "
-                 "setting, a shorter horizon or a simpler formula."}, 422,
-            )  # fmt: skip
-        except Lost:
-            return JSONResponse(
-                {"error": "The work on this broke off; it may need too much memory."}, 422
+            return _refusal(
+                422,
+                f"This takes longer than {limit:g} seconds, so it was stopped: use a milder "
+                "setting, a shorter horizon or a simpler formula.",
             )
+        except Lost:
+            return _refusal(422, "The worker died on this; it may need too much memory.")
         except Busy:
-            return JSONResponse({"error": "Too many questions wait already: try again soon."}, 429)
+            return _refusal(429, "Too many questions wait already: try again soon.")
         return Response(text, status, media_type="application/json")
 
 
 async def _read(request: Request) -> Any:
-    """The settings in a request, of bounded size and read in bounded time."""
+    """The JSON body of a request, with bounded size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Unread(415, "A question is sent as JSON: set Content-Type to application/json.")
@@ -182,6 +245,8 @@ async def _read(request: Request) -> Any:
                     raise Unread(413, f"A request may have at most {LARGEST} bytes.")
     except TimeoutError:
         raise Unread(408, f"The request did not arrive within {PATIENCE:g} seconds.") from None
+    except ClientDisconnect:
+        raise Unread(499, "The client has left.") from None
     try:
         return json.loads(b"".join(parts), parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -194,7 +259,8 @@ def _no_constant(name: str) -> None:
 
 async def _while_wanted(request: Request, question: str, settings: Any) -> tuple[int, bytes]:
     """The answer; if the client leaves, the work is stopped."""
-    asked = asyncio.ensure_future(request.app.state.workers.ask(question, settings))
+    client = request.client.host if request.client else ""
+    asked = asyncio.ensure_future(request.app.state.workers.ask(question, settings, client))
     left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Warm: import this, and every landscape is traced and solved once, so that both are in memory.
+"""Imported by the process that workers are forked from: traces and solves every landscape once.
 
-What a hand does not wait for (equations, the policy field, the other views) is left to each worker's first time:
-the first sight would be later by what it takes.
+Slower views (equations, the policy field, beliefs) are left to each worker's first question, so
+that the page appears sooner.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 
 from lossnav.explorer import api
-from lossnav.explorer.terrain import TERRAINS
+from lossnav.explorer.landscapes import LANDSCAPES
 
-for _question in ("landscape", "path", "basins", "rules"):
+for _question, _landscape in [
+    *((question, "double-well") for question in ("landscape", "path", "basins", "rules")),
+    *(("path", name) for name in LANDSCAPES),
+]:
     with contextlib.suppress(api.Refused):
-        api.answer(_question, {})
-for _name in TERRAINS:
-    with contextlib.suppress(api.Refused):
-        api.answer("path", {"landscape": _name})
+        api.answer(_question, {"landscape": _landscape})

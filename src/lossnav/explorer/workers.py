@@ -1,9 +1,9 @@
-"""Workers: processes that answer questions, and can be stopped.
+"""Processes that answer questions, and can be stopped.
 
-The web server must not be held up by a solve, and a solve must end when its time is over or nobody waits for it.
-So each question goes to a process of its own. To stop it, it is sent a signal, which breaks off what it does; if
-it does not answer soon, it is killed and another one takes its place. New workers are forked from one process that
-has solved every built-in landscape once, so they begin warm.
+A solve must not block the web server, and must end when its time is over or nobody waits for it.
+So each question goes to a worker process. A signal interrupts the work and keeps the process, with
+all that it has traced and solved; if it does not react soon, it is killed and replaced. New workers
+are forked from a process that has solved every built-in landscape once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from lossnav.explorer import turns
+
 LIMIT = 2.0
 """Seconds that one answer may take."""
 GRACE = 0.3
-"""Seconds that a worker has to break off before it is killed."""
+"""Seconds that a worker has to stop its work before it is killed."""
 BOOT = 60.0
-"""Seconds that a worker has to begin."""
+"""Seconds that a worker has to start."""
 QUEUE = 200
 """Questions that may wait."""
+SLICE = 0.3
+"""Seconds for a question that should be quick; one that takes longer starts again as a slow one."""
 QUICK = ("path", "landscape")
-"""Questions that a moving hand waits for."""
+"""Questions asked while a control moves, which should be quick."""
 _STOP = getattr(signal, "SIGUSR1", None)
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -41,19 +46,19 @@ class Stopped(BaseException):
 
 
 class TooSlow(Exception):
-    """An answer that did not come in time."""
+    """The answer did not come in time, or was cancelled."""
 
 
 class Lost(Exception):
-    """An answer that will not come: the worker died."""
+    """The worker died, and so did its replacement."""
 
 
 class Busy(Exception):
-    """More questions wait than can be answered."""
+    """Too many questions wait already."""
 
 
 def serve(connection: Connection) -> None:
-    """The life of a worker: a question in, an answer out."""
+    """The loop of a worker process: a question in, an answer out."""
     from lossnav.explorer import api
 
     busy = False
@@ -64,12 +69,13 @@ def serve(connection: Connection) -> None:
 
     if _STOP is not None:
         signal.signal(_STOP, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then ends us
-    connection.send_bytes(b"ready")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its workers itself
+    answer = b"ready"
     while True:
         try:
+            connection.send_bytes(answer)
             question, request = json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # the server has ended
             return
         try:
             try:
@@ -77,7 +83,7 @@ def serve(connection: Connection) -> None:
                 found: dict[str, Any] = {"answer": api.answer(question, request)}
             except api.Refused as error:
                 found = {"error": str(error)}
-            except Exception:  # a stop may have left a module half imported: a new worker will tell
+            except Exception:  # a stop may have left a module half imported: try a new worker
                 if os.environ.get("LOSSNAV_TRACEBACK"):
                     raise
                 return
@@ -87,112 +93,95 @@ def serve(connection: Connection) -> None:
             busy, found = False, {"error": "stopped"}
         status = b"200" if "answer" in found else b"422"
         body = json.dumps(found.get("answer", found), allow_nan=False, separators=(",", ":"))
-        connection.send_bytes(status + body.encode())
+        answer = status + body.encode()
 
 
 class Worker:
-    """One process, with the pipe to it and a second pipe to wake who waits for it."""
+    """A process for one question at a time; started when first needed, replaced when it dies."""
 
     def __init__(self, context: Any) -> None:
-        self.pipe, far = context.Pipe()
-        self.heard, self.bell = context.Pipe(duplex=False)
-        self.process = context.Process(
-            target=serve, args=(far,), daemon=True, name="lossnav explorer"
-        )
-        self.process.start()
-        far.close()
-        self.ready = False
+        self.context, self.losses, self.closed = context, 0, False
+        self.process: Any = None
 
     def ask(self, message: bytes, limit: float) -> bytes:
-        """The answer; TooSlow if it takes longer than ``limit``. Blocks, so a thread calls it."""
-        if not self.ready:  # to import and trace is not part of an answer
-            self.ready = self.pipe.poll(BOOT) and self.pipe.recv_bytes() == b"ready"
-        self.pipe.send_bytes(message)
-        ready = wait([self.pipe, self.heard], limit)
-        if self.pipe in ready:
-            return self.pipe.recv_bytes()
-        if self.heard in ready:
-            self.heard.recv_bytes()
-        if _STOP is None or not self._breaks_off():
-            self.process.kill()
-            self.process.join()
-        raise TooSlow
+        """The answer. Blocks, so a thread calls it.
 
-    def _breaks_off(self) -> bool:
-        """Whether the worker gives up its work when told to."""
-        with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(self.process.pid, _STOP)  # type: ignore[arg-type]
-        if not self.pipe.poll(GRACE):
-            return False
-        self.pipe.recv_bytes()
-        return True
-
-    def cancel(self) -> None:
-        """Wake the thread that waits, which then stops the work."""
-        with contextlib.suppress(OSError):
-            self.bell.send_bytes(b"!")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-        for end in (self.pipe, self.heard, self.bell):
-            end.close()
-
-
-class Seat:
-    """A place for one worker, which is started when it is first needed."""
-
-    def __init__(self, context: Any) -> None:
-        self.context = context
-        self.worker: Worker | None = None
-        self.losses = 0
-
-    def ask(self, message: bytes, limit: float) -> bytes:
-        """The answer of the worker here; a new one if the last was killed. Blocks.
-
-        A worker that dies may have died of what an earlier question left, which was stopped halfway. So a new one
-        is asked once more.
+        An interrupted question may have left the process unsound. So if it dies, the question is
+        put to a new one once.
 
         Raises:
-            TooSlow: The answer took longer than ``limit``.
-            Lost: The second worker died as well: of the question, out of memory or killed from outside.
+            TooSlow: The answer took longer than ``limit``, or was cancelled.
+            Lost: The second process died as well: of the question, or killed from outside.
         """
         for _ in range(2):
-            if self.worker is None:
-                self.worker = Worker(self.context)
+            if self.closed:
+                break
             try:
-                return self.worker.ask(message, limit)
+                if self.process is None:
+                    self._start()
+                return self._answer(message, limit)
             except (EOFError, OSError):
                 self.losses += 1
                 self.close()
         raise Lost
 
+    def _start(self) -> None:
+        self.pipe, far = self.context.Pipe()
+        self.cancelled, self.cancelling = self.context.Pipe(duplex=False)
+        process = self.context.Process(
+            target=serve, args=(far,), daemon=True, name="lossnav explorer"
+        )
+        process.start()
+        self.process = process  # from here on `close`, called by another thread, ends it
+        far.close()
+        if not self.pipe.poll(BOOT):
+            raise EOFError
+        self.pipe.recv_bytes()  # "ready"
+
+    def _answer(self, message: bytes, limit: float) -> bytes:
+        self.pipe.send_bytes(message)
+        if self.pipe in wait([self.pipe, self.cancelled], limit):
+            return self.pipe.recv_bytes()
+        if _STOP is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, _STOP)
+        if _STOP is not None and self.pipe.poll(GRACE):
+            self.pipe.recv_bytes()
+        else:
+            self.process.kill()
+            self.process.join()
+        raise TooSlow
+
     def cancel(self) -> None:
-        if self.worker is not None:
-            self.worker.cancel()
+        """Wake the thread that waits for the answer, which then stops the work."""
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                self.cancelling.send_bytes(b"!")
 
     def tidy(self) -> None:
-        """After a question: a dead worker is dropped, and a late ring must not stop the next question."""
-        worker = self.worker
-        if worker is None:
+        """After a question: drop a dead process, and a cancellation that came too late."""
+        if self.process is None:
             return
-        if not worker.process.is_alive():
+        if not self.process.is_alive():
             self.losses += 1
             self.close()
-        elif worker.heard.poll():
-            worker.heard.recv_bytes()
+        elif self.cancelled.poll():
+            self.cancelled.recv_bytes()
 
     def close(self) -> None:
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.close()
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.join()
+            for end in (self.pipe, self.cancelled, self.cancelling):
+                end.close()
 
 
 class Workers:
-    """A few workers and the queue before them; used from one event loop.
+    """A pool of workers with a queue; used from one event loop.
 
     Args:
-        size: How many processes.
+        size: Number of processes.
         limit: Seconds that one answer may take.
     """
 
@@ -200,96 +189,102 @@ class Workers:
         self.size, self.limit, self.waiting = size, limit, 0
         context = warm_processes()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="explorer")
-        self._seats = [Seat(context) for _ in range(size)]
-        self._free: asyncio.Queue[Seat] = asyncio.Queue()
-        self._patient = asyncio.Semaphore(max(1, size - 1))
-        for seat in self._seats:
-            self._free.put_nowait(seat)
+        self._workers = [Worker(context) for _ in range(size)]
+        self._turns = turns.Turns(self._workers)
 
     @property
     def losses(self) -> int:
-        """How many workers had to be killed."""
-        return sum(seat.losses for seat in self._seats)
+        """Number of processes that died or were killed."""
+        return sum(worker.losses for worker in self._workers)
 
     @property
     def idle(self) -> int:
-        """How many workers have nothing to do."""
-        return self._free.qsize()
+        """Number of workers without a question."""
+        return len(self._turns.free)
 
     async def warm(self) -> None:
         """Start every worker, and let each answer one easy question."""
         await asyncio.gather(*(self.ask("path", {"landscape": "bowl"}) for _ in range(self.size)))
 
-    async def ask(self, question: str, request: Any) -> tuple[int, bytes]:
-        """The status and the JSON text of an answer. If the caller is cancelled, so is the work.
+    async def ask(self, question: str, request: Any, client: str = "") -> tuple[int, bytes]:
+        """The status and the JSON text of an answer; cancelling the call stops the work.
+
+        Clients take turns. A question that should be quick has a short time; if that is over, it
+        waits for a worker again, among the slow ones, and then has ``limit``.
 
         Raises:
-            TooSlow: It took longer than the limit, and was stopped.
-            Busy: Too many wait already.
+            TooSlow: It took longer than the limit.
+            Lost: The worker died of it.
+            Busy: Too many questions wait already.
         """
+        message = json.dumps([question, request]).encode()
+        kind = _kind(question, request)
+        if kind != turns.SLOW and self.limit > SLICE:
+            with contextlib.suppress(TooSlow):
+                return await self._ask(message, client, kind, SLICE)
+            kind = turns.SLOW
+        return await self._ask(message, client, kind, self.limit)
+
+    async def _ask(self, message: bytes, client: str, kind: str, limit: float) -> tuple[int, bytes]:
         if self.waiting >= QUEUE:
             raise Busy
-        message = json.dumps([question, request]).encode()
-        patient = question not in QUICK
         self.waiting += 1
         try:
-            seat = await self._seat(patient)
+            worker = await self._turns.take(client, kind)
         finally:
             self.waiting -= 1
+        begun = time.monotonic()
+
+        def settle(done: asyncio.Future[bytes]) -> None:
+            if not done.cancelled():
+                done.exception()  # the caller has it, or does not wait any more
+            worker.tidy()
+            self._turns.give_back(worker, client, kind, time.monotonic() - begun)
+
         loop = asyncio.get_running_loop()
-        asked = loop.run_in_executor(self._threads, seat.ask, message, self.limit)
-        asked.add_done_callback(lambda done: self._settle(done, seat, patient))
+        asked = loop.run_in_executor(self._threads, worker.ask, message, limit)
+        asked.add_done_callback(settle)
         try:
             reply = await asyncio.shield(asked)
         except asyncio.CancelledError:
-            if not asked.done():  # else the seat may be another's by now
-                seat.cancel()
+            if not asked.done():  # else the worker may have another question
+                worker.cancel()
             raise
         return int(reply[:3]), reply[3:]
 
-    async def _seat(self, patient: bool) -> Seat:
-        """A free seat. What can wait never has all of them, so that a path is never behind a table."""
-        if not patient:
-            return await self._free.get()
-        await self._patient.acquire()
-        try:
-            return await self._free.get()
-        except BaseException:
-            self._patient.release()
-            raise
-
-    def _settle(self, done: asyncio.Future[bytes], seat: Seat, patient: bool) -> None:
-        if not done.cancelled():
-            done.exception()  # who asked has been told, or does not wait any more
-        seat.tidy()
-        self._free.put_nowait(seat)
-        if patient:
-            self._patient.release()
-
     def close(self) -> None:
-        """End all workers."""
-        for seat in self._seats:
-            seat.close()
+        """End all workers; none is replaced any more."""
+        for worker in self._workers:
+            worker.closed = True
+            worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _kind(question: str, request: Any) -> str:
+    """The kind of a question, by what it asks for."""
+    if question not in QUICK:
+        return turns.SLOW
+    own = isinstance(request, dict) and request.get("landscape") == "expression"
+    return turns.NEW if own else turns.QUICK
+
+
 def warm_processes() -> Any:
-    """Processes forked from a warm one where that is possible, and fresh ones elsewhere."""
+    """A context whose processes are forked from a warm one, where the system can do that."""
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     for name in _THREADS:  # a worker has one core to itself
         os.environ.setdefault(name, "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lossnav.explorer.warm"])
-    with _deaf():
+    with _ignoring_ctrl_c():
         resource_tracker.ensure_running()
         forkserver.ensure_running()
     return context
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """What is started here does not hear Ctrl-C, which ends the server and so all that it started."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C: the server ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -41,6 +41,8 @@ Explorer.beliefs = (() => {
       words(found);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
+      latest = null;
+      panels.none(["beliefs-mean", "beliefs-gain"], { "beliefs-table": "None.", "beliefs-equations": "None.", "beliefs-python": "" });
       Explorer.trouble("beliefs", error);
     }
   }

@@ -22,14 +22,18 @@ Explorer.controls = (() => {
     const range = make("input", { type: "range", id, min: 0, max: 1000, step: 1, title, "aria-label": label });
     const box = make("input", { type: "number", id: `${id}-n`, min: field.minimum, max: field.maximum, step, "aria-label": `${label}, exactly` });
     const round = (v) => Number(v.toPrecision(3));
-    const change = (value) => set({ [key]: step === 1 ? Math.round(value) : value });
+    const change = (value) => {
+      box.setAttribute("aria-invalid", "false");
+      Explorer.trouble(key, null);
+      set({ [key]: step === 1 ? Math.round(value) : value });
+    };
     range.addEventListener("input", () => change(round(scale.from(range.value / 1000))));
     box.addEventListener("change", () => {
       const value = Number(box.value);
       const ok = box.value !== "" && value >= field.minimum && value <= field.maximum;
-      box.setAttribute("aria-invalid", String(!ok));
-      Explorer.trouble(key, ok ? null : new Error(`${label} must be from ${field.minimum} to ${field.maximum}.`));
-      if (ok) change(value);
+      if (ok) return change(value);
+      box.setAttribute("aria-invalid", "true");
+      Explorer.trouble(key, new Error(`${label} must be from ${field.minimum} to ${field.maximum}.`));
     });
     refreshers.push(() => {
       const value = values[key];

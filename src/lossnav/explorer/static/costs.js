@@ -3,7 +3,9 @@
 
 Explorer.costs = (() => {
   let until = 1, marked = false;
-  function draw(path) {
+  async function draw(path) {
+    await Explorer.plotly.ready;
+    if (path !== Explorer.paths.latest.path) return; // it has been replaced or refused meanwhile
     const c = Explorer.colours();
     const narrow = Explorer.$("costs").clientWidth < 420; // then its legend has two lines
     until = path.t[path.t.length - 1];

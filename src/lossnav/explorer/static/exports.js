@@ -55,6 +55,10 @@ Explorer.exports = (() => {
 
   async function run(kind) {
     const name = `lossnav-${state.values.view}`;
+    const { view } = state.values, { latest } = Explorer[view];
+    const there = kind === "toml" ? latest.equations : view === "paths" ? latest.path : latest;
+    if (!there) throw new Error("There is no answer to export: change the setting that the page complains of.");
+    Explorer.trouble("export", null);
     if (kind === "png" || kind === "svg") return picture(kind);
     if (kind === "csv") return save(`${name}.csv`, "text/csv", rows().map((row) => row.join(",")).join("\n") + "\n");
     if (kind === "json") return save(`${name}.json`, "application/json", JSON.stringify(data(), null, 1));

@@ -97,8 +97,18 @@ Explorer.map = (() => {
     return Math.min(most, Math.max(240, (wide - 54) * shape + 46));
   }
 
+  // Without a landscape there is nothing to draw on.
+  function clear() {
+    turn += 1;
+    drawn = false;
+    Explorer.sheet.remove();
+    Explorer.overlay.draw([]);
+    if (window.Plotly) Plotly.purge($("map"));
+    Explorer.handle.place();
+  }
+
   async function draw() {
-    if (!land) return;
+    if (!land) return clear();
     height = scaleOf(land);
     $("map").style.height = `${tall()}px`;
     if (!window.Plotly) {
@@ -144,7 +154,7 @@ Explorer.map = (() => {
     const item = (text, colour, dash = "solid") => make("span", { vars: { "--mark": colour, "--dash": css[dash] || "dashed" } }, text);
     const shown = state.values.rules.map((rule) => item(state.catalogue.rules[rule], c[rule], Explorer.dashes[rule]));
     const beside = state.values.others && path && path.candidates.length ? [item("Best path to another basin", c.other, "dot")] : [];
-    Explorer.fill("legend", item("Optimal path", c.optimal), ...beside, ...shown);
+    Explorer.fill("legend", ...(path ? [item("Optimal path", c.optimal)] : []), ...beside, ...(rules ? shown : []));
   }
 
   return {
@@ -159,6 +169,7 @@ Explorer.map = (() => {
     setPath(found) { path = found; return paint(); },
     setRules(found) { rules = found; legend(); return paint(); },
     async setField(found) {
+      if (!found && !field) return;
       field = found;
       if (drawn && flat() && window.Plotly) { const [w, f] = [watershed(), arrows()]; await Plotly.restyle($("map"), { x: [w.x, f.x], y: [w.y, f.y] }, [AT.watershed, AT.field]); }
     },

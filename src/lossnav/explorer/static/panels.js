@@ -61,5 +61,15 @@ Explorer.panels = (() => {
     fill("rule", ...step, make("p", { class: "note" }, "It is optimal for a learner who assumes:"), make("ul", { class: "words" }, ...lines));
     Explorer.$("python").textContent = found.python;
   }
-  return { summary, ranking, equations, table, pairs };
+  // Empty plots, and panels with a word in place of an answer.
+  function none(plots, words) {
+    for (const id of plots) if (window.Plotly) Plotly.purge(Explorer.$(id));
+    for (const [id, text] of Object.entries(words)) fill(id, ...(text ? [make("p", { class: "note" }, text)] : []));
+    Explorer.$("status").textContent = "";
+  }
+  function noPath() {
+    rivals = [];
+    none(["costs"], { summary: "None." });
+  }
+  return { summary, ranking, equations, none, noPath, table, pairs };
 })();

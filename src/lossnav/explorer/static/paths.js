@@ -6,7 +6,30 @@ Explorer.paths = (() => {
   const latest = {};
   const GROUND = ["landscape", "expression", "box"], PATH = ["x", "y", "eta", "k", "gamma", "horizon", "metric", "ratio", "angle", "drift", "speed"];
   const facts = (values) => JSON.stringify([...GROUND, ...PATH].map((name) => values[name]));
+  const ground = (values) => JSON.stringify(GROUND.map((name) => values[name]));
   let about = ""; // what the path that is shown is the answer to
+  let floor = ""; // the landscape on which the rules that are shown were run
+
+  // Take away what an answer has shown, when it is no longer true.
+  const forget = {
+    landscape() { latest.landscape = null; return map.setLand(null); },
+    path() {
+      [latest.path, about] = [null, ""];
+      map.setPath(null);
+      map.legend();
+      panels.noPath();
+      Explorer.play.show();
+    },
+    basins() { if (latest.path) panels.summary(latest.path); },
+    rules(why = "None.") {
+      latest.rules = null;
+      map.setRules(null);
+      panels.none([], { ranking: why });
+      Explorer.play.show();
+    },
+    equations() { latest.equations = null; panels.none([], { equations: "None.", rule: "None.", python: "" }); },
+    field() { latest.field = null; return map.setField(null); },
+  };
 
   async function ask(question, use, view = "paths") {
     const box = { rules: "ranking", equations: "equations" }[question];
@@ -18,13 +41,18 @@ Explorer.paths = (() => {
       await use(found, request);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
-      if (question === "basins") panels.summary(latest.path);
+      await forget[question]();
       trouble(question, question === "basins" ? new Error(`Paths to other basins: ${error.message}`) : error);
     }
     if (box) Explorer.$(box).classList.remove("waiting");
   }
 
-  const land = () => ask("landscape", (found) => { latest.landscape = found; return map.setLand(found); });
+  const land = () => ask("landscape", (found, request) => {
+    latest.landscape = found;
+    if (map.path && !current()) forget.path(); // it would lie on another landscape
+    if (map.rules && floor !== ground(request)) forget.rules("…");
+    return map.setLand(found);
+  });
   // The path is drawn at once; what it costs and the paths to other basins follow when the hand rests.
   const path = () => ask("path", async (found, request) => {
     [latest.path, about] = [found, facts(request)];
@@ -36,8 +64,8 @@ Explorer.paths = (() => {
     basins();
   });
   const current = () => about === facts(state.values);
-  const basins = later(() => current() && ask("basins", async (found) => {
-    if (!current()) return; // it is about another state
+  const basins = later(() => current() && ask("basins", async (found, request) => {
+    if (facts(request) !== about || !current()) return; // it is about another state
     latest.path = found;
     await map.setPath(found);
     map.legend();
@@ -45,8 +73,7 @@ Explorer.paths = (() => {
     costs();
   }), 160);
   const costs = later(() => latest.path && Explorer.costs.draw(latest.path), 120);
-  const rules = later(() => (state.values.rules.length ? ask("rules", (found) => { latest.rules = found; panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : noRules()), 140);
-  const noRules = () => { panels.ranking({ rows: [], J: null, T: 0, dt: 0, why: "" }); Explorer.fill("ranking", Explorer.make("p", { class: "note" }, "Choose a rule to compare.")); return map.setRules({ rows: [] }); };
+  const rules = later(() => (state.values.rules.length ? ask("rules", (found, request) => { [latest.rules, floor] = [found, ground(request)]; panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : forget.rules("Choose a rule to compare.")), 140);
   const equations = later(() => ask("equations", (found) => { latest.equations = found; panels.equations(found); }), 200);
   const field = later(() => (state.values.field ? ask("field", (found) => { latest.field = found; return map.setField(found); }) : map.setField(null)), 120);
 
@@ -101,7 +128,8 @@ Explorer.paths = (() => {
   function refresh() {
     for (const kind of ["contour", "surface"]) Explorer.$(`picture-${kind}`).setAttribute("aria-pressed", String(state.values.picture === kind));
   }
-  const all = () => { land(); path(); rules(); equations(); if (state.values.field) field(); };
+  // All at once, as for a link followed on the open page: answers to what was asked before are dropped.
+  const all = () => { ["basins", "rules", "equations", "field"].forEach(Explorer.ask.drop); land(); path(); rules(); equations(); field(); };
   const redraw = () => { map.draw(); if (latest.path) { panels.summary(latest.path); Explorer.costs.draw(latest.path); } if (latest.rules) panels.ranking(latest.rules); };
   return { controls, changed, refresh, all, redraw, latest };
 })();

@@ -24,8 +24,7 @@ Explorer.play = (() => {
 
   function show() {
     const { path, rules } = Explorer.map, clock = $("clock");
-    if (!path) return;
-    const share = clock.value / 1000, time = share * longest(), over = share >= 1;
+    const share = clock.value / 1000, time = share * longest(), over = share >= 1 || !path;
     const places = { optimal: over ? null : spot(path, time) };
     for (const name of Object.keys(Explorer.state.catalogue.rules)) {
       const row = rules && Explorer.state.values.rules.includes(name) && rules.rows.find((one) => one.name === name);
@@ -33,7 +32,7 @@ Explorer.play = (() => {
     }
     Explorer.handle.mark(places);
     Explorer.costs.clock(over ? Infinity : time);
-    $("clock-text").textContent = `t = ${Explorer.number(time, 3)}`;
+    $("clock-text").textContent = path ? `t = ${Explorer.number(time, 3)}` : "";
     clock.setAttribute("aria-valuetext", `time ${Explorer.number(time, 3)}`);
   }
 

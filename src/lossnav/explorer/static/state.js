@@ -18,16 +18,25 @@ Explorer.state = (() => {
   };
 
   const text = (value) => (value === null ? "none" : Array.isArray(value) ? value.join(",") : String(value));
-  const number = (word) => (word === "none" ? null : Number(word));
+  const number = (word) => (word === "none" ? null : word.trim() === "" ? NaN : Number(word));
   const parse = (field, word) => {
     if (field.type === "string") return word;
     if (field.items) {
       if (word === "none") return null;
       const parts = word === "" ? [] : word.split(",");
-      return field.items.type === "string" ? parts : parts.map(Number);
+      return field.items.type === "string" ? parts : parts.map(number);
     }
     return number(word);
   };
+  // Whether a value keeps to its field's bounds, as the server will check them.
+  const fits = (field, value) => {
+    if (value === null) return [field.type].flat().includes("null");
+    if (field.enum) return field.enum.includes(value);
+    if (field.maxLength) return value.length <= field.maxLength;
+    if (field.items) return value.length >= field.minItems && value.length <= field.maxItems && value.every((one) => fits(field.items, one));
+    return value >= field.minimum && value <= field.maximum && (![field.type].flat().includes("integer") || Number.isInteger(value));
+  };
+  const choices = { picture: ["contour", "surface"], field: ["true", "false"], others: ["true", "false"], view: Object.keys(views) };
 
   const link = () => {
     const words = new URLSearchParams();
@@ -43,23 +52,27 @@ Explorer.state = (() => {
     return "#" + words.toString();
   };
 
+  // Take over what a link says; a value that is not allowed becomes its default, and the page says so.
   const follow = (hash) => {
-    const words = new URLSearchParams(hash.replace(/^#/, ""));
-    const landscape = words.get("landscape") || undefined;
+    const words = new URLSearchParams(hash.replace(/^#/, "")), unused = new Map(words);
+    const read = (key, field, usual) => {
+      const value = words.has(key) ? parse(field, words.get(key)) : usual;
+      if (!words.has(key) || !fits(field, value)) return usual;
+      unused.delete(key);
+      return value;
+    };
     Object.assign(values, shown);
+    const landscape = read("landscape", fields("paths").landscape, undefined);
     for (const view of Object.keys(views)) {
       const usual = defaults(view, view === "paths" ? landscape : undefined);
-      for (const [name, field] of Object.entries(fields(view))) {
-        const key = prefix[view] + name;
-        values[key] = words.has(key) ? parse(field, words.get(key)) : usual[name];
-      }
+      for (const [name, field] of Object.entries(fields(view))) values[prefix[view] + name] = read(prefix[view] + name, field, usual[name]);
     }
-    for (const name of Object.keys(shown)) {
-      if (!words.has(name)) continue;
-      values[name] = typeof shown[name] === "boolean" ? words.get(name) === "true" : words.get(name);
+    for (const [name, names] of Object.entries(choices)) {
+      const word = read(name, { type: "string", enum: names }, String(shown[name]));
+      values[name] = typeof shown[name] === "boolean" ? word === "true" : word;
     }
-    if (!views[values.view]) values.view = "paths";
-    if (values.picture !== "surface") values.picture = "contour";
+    const wrong = [...unused].map(([key, word]) => `${key}=${word}`.slice(0, 40)).slice(0, 5).join(", ");
+    Explorer.trouble("link", wrong ? new Error(`The link says ${wrong}, which is not allowed here: the defaults are shown instead.`) : null);
   };
 
   let written = 0;
@@ -82,6 +95,7 @@ Explorer.state = (() => {
         all = { ...defaults("paths", changes.landscape), rules, expression, steps, ...changes };
       }
       Object.assign(values, all);
+      ["link", "export"].forEach((what) => Explorer.trouble(what, null));
       if (Explorer.stored && !Object.keys(all).some((key) => key.includes("."))) Object.assign(values, Explorer.fix(values));
       keep();
       watchers.forEach((watcher) => watcher(Object.keys(all)));

@@ -45,6 +45,8 @@ Explorer.uncertainty = (() => {
       words(found);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
+      latest = null;
+      panels.none(["uncertainty-mean", "uncertainty-variance"], { "uncertainty-summary": "None.", "uncertainty-equations": "None.", "uncertainty-python": "" });
       Explorer.trouble("uncertainty", error);
     }
   }

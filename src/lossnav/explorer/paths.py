@@ -1,0 +1,291 @@
+"""Requests about paths: the optimal path, paths to other basins, and the optimal velocity field."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from lossnav._base.checks import FloatArray
+from lossnav.explorer.landscapes import (
+    EXPRESSION,
+    LANDSCAPES,
+    LONGEST,
+    PreparedLandscape,
+    box_sides,
+    prepared,
+)
+from lossnav.explorer.requests import Refused, Schema, choice, number, read
+from lossnav.problem import geometry
+from lossnav.problem.objective import Objective
+from lossnav.solvers import Ritz, policy, solve
+from lossnav.solvers.trajectory import Trajectory
+
+RULES = {
+    "ours": "Optimal local rule",
+    "flow": "Gradient flow",
+    "momentum": "Momentum",
+    "adam": "Adam",
+    "ballistic": "Ballistic",
+    "newton": "Newton",
+    "natural": "Natural gradient",
+}
+"""Rules that a path can be compared with, and their titles."""
+RATES = tuple(2.0**n for n in range(-12, 5))
+"""Learning rates tried for a rule that is given none: 17, a factor of two apart."""
+MOST_STEPS = 400
+POINTS = 161
+"""Points of a drawn path."""
+TOL = 1e-6
+"""Relative accuracy of J and of the initial velocity."""
+MARGIN = 0.05
+"""`path` drops candidates whose J is larger by more than this fraction; `basins` keeps them."""
+NODES, EVERY = 61, 4
+"""Nodes of the policy grid on each side, and the spacing of its arrows."""
+ASSUMPTIONS = (
+    *("landscape", "expression", "eta", "k", "gamma"),
+    *("metric", "ratio", "angle", "drift", "speed"),
+)
+"""Settings that make up an objective; the others say where to start and what to show."""
+FISHER = geometry.FisherGaussian(1)
+"""Kept, so that it is compiled once."""
+
+_START = LANDSCAPES["double-well"].settings
+FIELDS: dict[str, Schema] = {
+    "landscape": choice("double-well", "landscape", (*LANDSCAPES, "expression")),
+    "expression": {
+        "type": "string",
+        "description": "formula of the landscape in x and y",
+        "default": EXPRESSION,
+        "maxLength": LONGEST,
+    },
+    "x": number(_START["x"], "start, first coordinate", -1e3, 1e3),
+    "y": number(_START["y"], "start, second coordinate", -1e3, 1e3),
+    "eta": number(1.0, "learning rate: how cheap motion is", 1e-2, 1e2),
+    "k": number(1.0, "weight of the loss", 1e-3, 1e2),
+    "gamma": number(_START["gamma"], "discount rate", 0.0, 1e2),
+    "horizon": number(None, "time available", 0.1, 1e2, null="endless"),
+    "metric": choice("euclidean", "metric", ("euclidean", "anisotropic", "fisher")),
+    "ratio": number(10.0, "price of the second direction relative to the first", 1e-2, 1e2),
+    "angle": number(30.0, "direction of cheap motion in degrees", -180.0, 180.0),
+    "drift": choice("none", "drift", ("none", "decay", "rotation")),
+    "speed": number(0.5, "rate of the decay or angular speed of the rotation", 0.0, 2e1),
+    "dt": number(_START["dt"], "time between the steps of a rule", 1e-2, 2.0),
+    "steps": number(120, "steps of each rule", 1, MOST_STEPS, kind="integer"),
+    "rate": number(
+        *(None, "learning rate of rules that have one", 1e-5, 1e2),
+        null=f"the best of {len(RATES)} by J",
+    ),
+    "rules": {
+        "type": "array",
+        "description": "rules to compare",
+        "items": choice("ours", "rule", RULES),
+        "minItems": 0,
+        "maxItems": len(RULES),
+        "default": ["ours", "flow", "adam"],
+    },
+    "box": {
+        "type": ["array", "null"],
+        "description": "limits of the picture (null: the landscape's own)",
+        "items": number(0.0, "limit", -1e4, 1e4),
+        "minItems": 4,
+        "maxItems": 4,
+        "default": None,
+    },
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PathRequest:
+    """A checked request about paths.
+
+    Attributes:
+        values: The settings, with defaults filled in.
+        landscape: The landscape, traced.
+        objective: The assumptions.
+    """
+
+    values: dict[str, Any]
+    landscape: PreparedLandscape
+    objective: Objective
+
+    @property
+    def theta0(self) -> FloatArray:
+        return np.array([self.values["x"], self.values["y"]])
+
+    @property
+    def horizon(self) -> float:
+        horizon = self.values["horizon"]
+        return math.inf if horizon is None else float(horizon)
+
+
+def path_request(request: Any) -> PathRequest:
+    """The request, checked and made into an objective."""
+    values = settled(request)
+    x, y = values["x"], values["y"]
+    if (values["metric"] == "fisher" or values["landscape"] == "normal") and y <= 0:
+        why = "with the Fisher metric" if values["metric"] == "fisher" else "here"
+        raise Refused(f"y is {y:g}, but {why} it is a variance: start at y > 0.")
+    landscape = prepared(values["landscape"], values["expression"])
+    with np.errstate(all="ignore"):
+        jet = landscape.loss.jet_at(np.array([x, y]))
+        if not all(np.isfinite(part).all() for part in jet):
+            raise Refused(
+                f"The loss or its curvature is not finite at the start ({x:g}, {y:g}): "
+                "start elsewhere."
+            )
+    return PathRequest(values, landscape, _objective(*(values[name] for name in ASSUMPTIONS)))
+
+
+@functools.lru_cache(maxsize=16)
+def _objective(*assumptions: Any) -> Objective:
+    """Cached with everything computed for it, while the start is dragged."""
+    values = dict(zip(ASSUMPTIONS, assumptions, strict=True))
+    loss = prepared(values["landscape"], values["expression"]).loss
+    constants = {name: values[name] for name in ("eta", "k", "gamma")}
+    return Objective(loss, metric=metric(values), drift=drift(values), **constants)
+
+
+def settled(request: Any) -> dict[str, Any]:
+    """The checked settings; those left out are the landscape's own, or else the defaults.
+
+    Examples:
+        >>> settled({"landscape": "bowl"})["x"], settled({"landscape": "bowl", "x": 0})["x"]
+        (1.5, 0.0)
+    """
+    values = read(FIELDS, request)
+    landscape = LANDSCAPES.get(values["landscape"])
+    own = {} if landscape is None else landscape.settings
+    return values | {name: value for name, value in own.items() if name not in request}
+
+
+def metric(values: dict[str, Any]) -> geometry.Field | None:
+    """The requested metric; None for the Euclidean one."""
+    if values["metric"] == "fisher":
+        return FISHER
+    if values["metric"] == "anisotropic":
+        return geometry.ConstantMetric(rotated_metric(values["ratio"], values["angle"]))
+    return None
+
+
+def rotated_metric(ratio: float, angle: float) -> FloatArray:
+    """The metric with price 1 along ``angle`` and ``ratio`` across it.
+
+    Examples:
+        >>> rotated_metric(4.0, 90.0)
+        array([[4., 0.],
+               [0., 1.]])
+    """
+    turn = math.radians(angle)
+    R = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    # Six decimals, so that the equations and the lines of Python can be read and still agree.
+    return (R @ np.diag([1.0, ratio]) @ R.T).round(6) + 0.0
+
+
+def drift(values: dict[str, Any]) -> geometry.Field | None:
+    """The requested drift; None for none."""
+    if values["drift"] == "none" or values["speed"] == 0:
+        return None
+    kind = geometry.Decay if values["drift"] == "decay" else geometry.Rotation
+    return kind(values["speed"])
+
+
+def path(request: Any) -> dict[str, Any]:
+    """The optimal path from the start: points, costs, cost J, and close competitors."""
+    return _described(path_request(request), MARGIN)
+
+
+def basins(request: Any) -> dict[str, Any]:
+    """The same path with all its candidates: the best path to each other basin."""
+    return _described(path_request(request), 1.0)
+
+
+def _described(asked: PathRequest, margin: float) -> dict[str, Any]:
+    found = solved(asked, asked.horizon, margin)
+    return _sampled(asked.objective, found) | {
+        "names": list(found.names),
+        "velocity0": found.velocity0,
+        "rest": found.rest,
+        "endless": math.isinf(asked.horizon),
+        "candidates": [_sampled(asked.objective, other) for other in found.candidates],
+    }
+
+
+def solved(asked: PathRequest, horizon: float, margin: float = 1.0) -> Trajectory:
+    """The optimal path; `Refused` where there is none."""
+    objective, method = asked.objective, None
+    if objective.quadratic() is None:
+        ends = asked.landscape.minima
+        if asked.values["metric"] == "fisher":
+            ends = tuple(point for point in ends if point[1] > 0)
+            if not ends and math.isinf(horizon):
+                raise Refused(
+                    "With the Fisher metric y is a variance, but the landscape has no minimum "
+                    "at y > 0: choose another landscape or metric, or a finite horizon."
+                )
+        method = Ritz(ends=ends or None, margin=margin)
+    try:
+        with np.errstate(all="ignore"):
+            found = solve(objective, asked.theta0, horizon, method=method, tol=TOL)
+    except (ValueError, ArithmeticError) as error:
+        raise Refused(str(error)) from None
+    if not np.isfinite(found.theta).all():
+        raise Refused("The path is not finite: change the landscape or the start.")
+    return found
+
+
+def _sampled(objective: Objective, found: Trajectory) -> dict[str, Any]:
+    """A path as arrays and numbers; costs are before discount."""
+    t, theta, kinetic = _points(found)
+    potential = objective.potential(theta)
+    points = {"t": t, "x": theta[:, 0], "y": theta[:, 1], "loss": potential / objective.k}
+    costs = {"kinetic": kinetic, "potential": potential, "discount": objective.discount_at(t)}
+    status = {"status": found.status.name, "message": found.status.value, "ok": found.status.ok}
+    return points | costs | status | {"J": found.J, "end": found.end, "error": found.error}
+
+
+def _points(found: Trajectory) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Times, points and cost of motion along the mesh, up to where the path has come to rest."""
+    size = max(float(np.ptp(found.theta, axis=0).max()), 1e-12)
+    moving = np.flatnonzero(np.abs(found.theta - found.theta[-1]).max(-1) > 1e-4 * size)
+    last = min(int(moving[-1]) + 2 if len(moving) else 1, len(found.t) - 1)
+    if last >= POINTS // 2:  # dense enough as it is
+        picked = np.unique(np.linspace(0, last, min(last + 1, POINTS)).round().astype(int))
+        return found.t[picked], found.theta[picked], found.kinetic[picked]
+    t = np.interp(np.linspace(0, last, POINTS), np.arange(last + 1), found.t[: last + 1])
+    theta = found.at(t)
+    theta[0] = found.theta[0]
+    return t, theta, PchipInterpolator(found.t, found.kinetic)(t)  # stays positive
+
+
+def field(request: Any) -> dict[str, Any]:
+    """Arrows along the optimal velocity, the basin that each leads to, and the watershed."""
+    asked = path_request(request)
+    x0, x1, y0, y1 = box_sides(asked.landscape.source, asked.values["box"])
+    if asked.values["metric"] == "fisher" and y0 <= 0:
+        y0 = 1e-2 * (y1 - max(y0, 0.0)) if y1 > 0 else y0
+    try:
+        with np.errstate(all="ignore"):
+            found = policy(asked.objective, [(x0, x1), (y0, y1)], n=NODES)
+    except (ValueError, ArithmeticError) as error:
+        raise Refused(str(error)) from None
+    pick = slice(EVERY // 2, None, EVERY)
+    x, y = np.meshgrid(found.x[pick], found.y[pick], indexing="ij")
+    velocity = found.velocity[pick, pick].reshape(-1, 2)
+    speed = np.linalg.norm(velocity, axis=1)
+    u, v = (velocity / np.maximum(speed, 1e-300)[:, None]).T
+    edge = found.watershed()
+    arrows = {"x": x.ravel(), "y": y.ravel(), "u": u, "v": v, "speed": speed}
+    return arrows | {
+        "basin": found.basin[pick, pick].ravel(),
+        "spacing": [side / (NODES - 1) * EVERY for side in (x1 - x0, y1 - y0)],
+        "minima": found.minima,
+        "watershed": {"x": edge[:, 0], "y": edge[:, 1]},
+        "error": found.error,
+        "message": found.status.value,
+        "endless": True,
+    }
