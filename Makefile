@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two test workers with several BLAS threads each fight over the cores: twice as slow on two of them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
 FRAME := pyproject.toml constraints.txt
 # Extras of `make lowest`: without torch, whose old versions come with gigabytes of CUDA packages.
 EXTRAS ?= jax,explore,study,fast
@@ -50,12 +50,12 @@ lowest:  ## Run the numerical tests with the lowest versions in pyproject.toml
 	$(MAKE) versions VENV=.venv-lowest PYTHON=python3.11 KIND=lowest LENIENT="-W default::DeprecationWarning"
 
 newest:  ## Run the numerical tests with the newest versions there are
-	$(MAKE) versions VENV=.venv-newest KIND=newest EXTRAS=torch,$(EXTRAS)
+	$(MAKE) versions VENV=.venv-newest KIND=newest EXTRAS=torch,$(EXTRAS) PEERS=pytorch_optimizer
 
 versions: | $(BIN)/pip
 	$(BIN)/python tools/bounds.py $(KIND) > $(VENV)/bounds.txt
 	$(BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager -c $(VENV)/bounds.txt \
-	  -e ".[$(EXTRAS)]" expecttest hypothesis pytest pytest-xdist
+	  -e ".[$(EXTRAS)]" expecttest hypothesis pytest pytest-xdist $(PEERS)
 	$(PYTEST) $(LENIENT) -m "blas or tensors or compiled or not slow" tests
 
 bench: $(VENV)/.checks  ## Run the benchmarks, one after the other

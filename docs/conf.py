@@ -37,7 +37,7 @@ def api_reference() -> str:
     homes: dict[str, tuple[str, list[str]]] = {
         name: ("lossnav", names) for name, names in lossnav._HOME.items()
     }
-    for name in ("inference", "problem.builtin", "optim.torch", "optim.optax", "studies"):
+    for name in ("inference", "problem.builtin", "optim", "optim.torch", "optim.optax", "studies"):
         module = importlib.import_module(f"lossnav.{name}")
         homes[name] = (module.__name__, list(module.__all__))
     for title, (home, names) in homes.items():

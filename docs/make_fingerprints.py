@@ -1,10 +1,10 @@
-"""Draw the fingerprints of a dozen optimizers, and write the page that shows them.
+"""Draw the fingerprints of sixteen optimizers and write the page that shows them.
 
     python docs/make_fingerprints.py        writes docs/fingerprints.md and docs/_static/fingerprints/*.svg
 
-A fingerprint has four parts: the response of a step to the variance of gradients, the weight of each
-past gradient, how the response follows noise that grows tenfold, and how far steps are from turning with
-the gradients. Circles are measured, lines are fitted.
+A fingerprint has four panels: the response of a step to the variance of gradients, the weight of each past
+gradient, the adaptation of the response when the noise increases tenfold, and the equivariance error of the
+steps under rotations of the gradients. Circles are measured, lines are fitted.
 """
 
 import os
@@ -93,9 +93,9 @@ def main():
     text = [
         "# Fingerprints of optimizers",
         "",
-        "What [`infer`](infer.md) sees of some optimizers, and what it makes of it. Circles are measured, lines are",
-        "fitted. The last part is the distance of the steps from turning with rows, columns or all",
-        "coordinates of the gradients: zero is exactly so. `python docs/make_fingerprints.py` draws this page.",
+        "Measurements of [`infer`](infer.md) on sixteen optimizers. Circles are measured, lines are fitted. The last panel of",
+        "each figure is the equivariance error of the steps under rotations of the rows, the columns or all coordinates of the",
+        "gradients (0 = exact). `python docs/make_fingerprints.py` generates this page.",
         "",
     ]  # fmt: skip
     for name, (settings, make) in OPTIMIZERS.items():

@@ -2,22 +2,15 @@
 
     python examples/hugging_face_trainer.py
 
-The optimizer and its schedule are handed to the `Trainer`; clipping, logging and checkpoints stay its
-own. Nothing is downloaded: the model is built from a configuration, and the text comes with Python.
+The optimizer is one argument of the `Trainer`: groups without weight decay for biases and norms, the
+schedule, clipping, logging and checkpoints stay its own. Nothing is downloaded: the model is built from a configuration, and the text comes with Python.
 """
 
 import tempfile
 from pydoc_data.topics import topics
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    Trainer,
-    TrainingArguments,
-    get_cosine_schedule_with_warmup,
-    set_seed,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from lossnav.optim.torch import Navigator
 
@@ -38,28 +31,23 @@ model = GPT2LMHeadModel(
     )
 )  # fmt: skip
 
-# Biases and norms do not decay, matrices do: two groups, as for AdamW.
-named = list(model.named_parameters())
-groups = [
-    {"params": [(name, p) for name, p in named if p.ndim > 1], "weight_decay": 0.1},
-    {"params": [(name, p) for name, p in named if p.ndim <= 1], "weight_decay": 0.0},
-]
-optimizer = Navigator(groups, lr=1e-2, betas=(0.9, 0.99))
-scheduler = get_cosine_schedule_with_warmup(optimizer, 10, STEPS)
-
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=16, max_grad_norm=1.0,
+        weight_decay=0.1, lr_scheduler_type="cosine", warmup_steps=10,
         per_device_eval_batch_size=64, save_strategy="no", logging_steps=40,
         report_to="none", disable_tqdm=True, use_cpu=True, seed=0,
     )  # fmt: skip
     trainer = Trainer(
-        model, arguments, train_dataset=train, eval_dataset=test, optimizers=(optimizer, scheduler)
-    )
+        model, arguments, train_dataset=train, eval_dataset=test,
+        optimizer_cls_and_kwargs=(Navigator, {"lr": 1e-2}),
+    )  # fmt: skip
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
 
+decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
+assert decays == [0.1, 0.0]
 share = torch.bincount(codes) / len(codes)
 frequencies = -(share * share.log()).sum().item()
-print(f"test loss {loss:.3f}; the frequencies of letters alone give {frequencies:.3f}")
+print(f"test loss {loss:.3f}; character frequencies alone give {frequencies:.3f}")
 assert loss < frequencies - 0.3

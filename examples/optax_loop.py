@@ -76,8 +76,11 @@ def main():
     schedule = optax.cosine_onecycle_schedule(steps, 1e-2)
     optimizers = {
         "optax.adamw": optax.adamw(schedule, weight_decay=0.01),
-        "navigator, Adam's settings": navigator(schedule, weight_decay=0.01),
-        "navigator, discount and a gain for each weight": navigator(
+        "navigator, AdamW's settings": navigator(
+            schedule, b2=0.999, weight_decay=0.01, nesterov=False, saturation=0.0
+        ),
+        "navigator": navigator(schedule, weight_decay=0.01),
+        "navigator, discount and Kalman gain": navigator(
             schedule, weight_decay=0.01, gamma=1e-3, gain="kalman"
         ),
         "kronecker_navigator": kronecker_navigator(schedule, weight_decay=0.01),

@@ -29,7 +29,7 @@ def prepare():
     """Everything that a run needs, the same each time."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    # Names let a checkpoint find its parameters even if their order changes.
+    # With names, a checkpoint is matched by name even if the order of the parameters changes.
     optimizer = Navigator(model.named_parameters(), lr=1e-2, weight_decay=1e-2, gamma=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
     return model, optimizer, scheduler

@@ -31,7 +31,7 @@ MARKED = {
         | tests/test_(docs|examples)
         | tests/_base/test_jets.py::test_sums
         | tests/equations/test_(limits|nongradient|derivation.py::test_(eq|first_variation))
-        | tests/inference/test_(infer|outside|parts|record)
+        | tests/inference/test_(infer|probes|record|assumptions|unexplained)
         | tests/optim/test_(contract|distributed|fused|optax|per_example|weight_uncertainty)
         | tests/optim/test_torch.py::test_(adamw|every_form)
         | tests/rules/(test_(local|lqg|uncertain|zoo)|\w+.py::test_frameworks_agree)
@@ -45,7 +45,7 @@ MARKED = {
         | tests/paper/test_(equations|errata)
     """,
     "tensors": r"""
-        tests/inference/test_(calibrate|infer|outside|parts)
+        tests/inference/test_(calibrate|infer|probes|assumptions|unexplained)
         | tests/optim/(?!test_distributed|\w*optax)
     """,
     # What `make test` runs a second time, as on the oldest processor.
@@ -68,7 +68,7 @@ MARKED = {
 # Modules whose fixtures take long: one worker makes them for all of their tests.
 TOGETHER = r"tests/(explorer/test_(browser|server)|paper/test_(ledger|reproduction))"
 # Packages of the extras: without one, the tests that import it are skipped.
-OPTIONAL = "jax|numba|optax|schemathesis|torch|uvicorn"
+OPTIONAL = "jax|numba|optax|pytorch_optimizer|schemathesis|torch|uvicorn"
 
 
 def missing(text):

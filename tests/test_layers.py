@@ -15,6 +15,7 @@ ORDER = [
     "solvers",
     "rules",
     "optim",
+    "adapters",
     "ranking",
     "inference",
     "studies",

@@ -1,8 +1,8 @@
 """Learning rules derived, not assumed: the optimal way through a partly observed loss landscape.
 
 State what you believe about the loss (`Objective`), and get the equations of the optimal path
-(`derive`), the path itself (`solve`) and the learning rule (`learning_rule`); or hand over an optimizer
-and learn what it assumes (`infer`).
+(`derive`), the path itself (`solve`) and the learning rule (`learning_rule`); or hand over an
+optimizer and learn what it assumes (`infer`).
 
 This is an independent implementation of Vastola, Gershman and Rajan, "Gradient Descent as Loss
 Landscape Navigation: a Normative Framework for Deriving Learning Rules" (NeurIPS 2025).
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from lossnav.equations.derivation import EulerLagrange as EulerLagrange
     from lossnav.equations.derivation import derive as derive
     from lossnav.inference import Assumptions as Assumptions
+    from lossnav.inference import PathAssumptions as PathAssumptions
     from lossnav.inference import calibrate as calibrate
     from lossnav.inference import infer as infer
     from lossnav.inference import infer_log as infer_log
+    from lossnav.inference import infer_path as infer_path
     from lossnav.inference import record as record
     from lossnav.problem.autodiff import JaxLoss as JaxLoss
     from lossnav.problem.autodiff import TorchLoss as TorchLoss
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     from lossnav.ranking import rank as rank
     from lossnav.rules import BeliefRule as BeliefRule
     from lossnav.rules import DriftedRule as DriftedRule
+    from lossnav.rules import HorizonRule as HorizonRule
     from lossnav.rules import LocalRule as LocalRule
+    from lossnav.rules import LQGRule as LQGRule
     from lossnav.rules import Rule as Rule
     from lossnav.rules import UncertainRule as UncertainRule
     from lossnav.rules import learning_rule as learning_rule
@@ -71,7 +75,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "equations.derivation": ["EulerLagrange", "derive"],
-    "inference": ["Assumptions", "calibrate", "infer", "infer_log", "record"],
+    "inference": [
+        "Assumptions", "PathAssumptions", "calibrate", "infer", "infer_log", "infer_path", "record",
+    ],
     "problem.autodiff": ["JaxLoss", "TorchLoss"],
     "problem.geometry": [
         "ConstantMetric", "Decay", "Drift", "FisherGaussian", "LinearDrift", "Metric", "Rotation",
@@ -82,8 +88,14 @@ _HOME = {
     ],
     "problem.objective": ["Objective"],
     "ranking": ["Ranking", "rank"],
-    "rules": ["BeliefRule", "DriftedRule", "LocalRule", "Rule", "UncertainRule", "learning_rule", "zoo"],
-    "solvers": ["Collocation", "Direct", "MatrixFree", "Method", "Policy", "Riccati", "Ritz", "navigate", "policy", "solve"],
+    "rules": [
+        "BeliefRule", "DriftedRule", "HorizonRule", "LQGRule", "LocalRule", "Rule",
+        "UncertainRule", "learning_rule", "zoo",
+    ],
+    "solvers": [
+        "Collocation", "Direct", "MatrixFree", "Method", "Policy", "Riccati", "Ritz", "navigate",
+        "policy", "solve",
+    ],
     "solvers.discrete": ["Discrete", "one_step"],
     "solvers.trajectory": ["Status", "Trajectory"],
 }  # fmt: skip
@@ -120,7 +132,7 @@ def __dir__() -> list[str]:
 
 
 class _Moved:
-    """Finder and loader of the modules in `_MOVED`: the old name gives the module of the new one."""
+    """Imports the modules in `_MOVED` under their old names."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import signal
 import subprocess
 import sys
 import types
@@ -14,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import lossnav
+import lossnav.cli.rank as _cli_rank
 from lossnav.cli import commands
-from lossnav.cli import rank as _cli_rank
 from lossnav.problem.builtin import builtin_problems, problem
 from lossnav.ranking import rank
 
@@ -104,7 +105,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
 def test_wrong_usage_is_exit_code_2(arguments, sentence):
     result = lossnav_command(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert sentence in result.stderr
+    assert sentence.lower() in result.stderr.lower()  # versions of Typer differ in capitals
     assert "Traceback" not in result.stderr
 
 
@@ -247,7 +248,7 @@ def test_rank_finds_the_best_learning_rate_of_its_list():
     }
     assert found["searched"] == {"sgd": min(each, key=each.get)}
     assert found["rows"][0]["J"] == min(each.values())
-    at_the_edge = _cli_rank.searched({"sgd": _cli_rank.RATES[-1]}, True)
+    at_the_edge = _cli_rank.search_note({"sgd": _cli_rank.RATES[-1]}, True)
     assert at_the_edge.endswith(", on two other seeds. sgd may do better beyond that range.")
 
 
@@ -385,6 +386,46 @@ def test_as_a_module_in_a_pipe_that_closes_early():
     )
     closed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("moment", "code", "said"),
+    [
+        ("at('typer')", 130, "Interrupted.\n"),  # while the program is still being imported
+        ("at('scipy.interpolate')", 130, "Interrupted.\n"),  # in the middle of a command
+        ("atexit.register(signal.raise_signal, signal.SIGINT)", -signal.SIGINT, ""),
+    ],
+)
+def test_ctrl_c_prints_no_traceback(moment, code, said):
+    program = f"""
+import atexit, signal, sys
+class at:
+    def __init__(self, name): self.name = name; sys.meta_path.insert(0, self)
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name: signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{moment}
+sys.argv[1:] = ["solve", "double-well", "--json"]
+from lossnav.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "problems"])
+def test_a_full_disk_under_the_output_is_one_sentence(argument):
+    program = f"""
+import errno, io, sys
+class Full(io.StringIO):
+    def write(self, text): raise OSError(errno.ENOSPC, "No space left on device")
+sys.stdout, sys.argv[1:] = Full(), [{argument!r}]
+from lossnav.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said = "Error: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra():

@@ -1,3 +1,1 @@
-"""The command line: one module for each command."""
-
-from lossnav.cli.commands import main as main
+"""The command line: one module for each command, `commands` for the program as a whole."""

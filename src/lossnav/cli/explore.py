@@ -8,11 +8,11 @@ import socket
 import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-_NEEDS = "The explorer needs FastAPI, uvicorn and plotly: pip install 'lossnav[explore]'"
+from lossnav.cli.options import say
 
 
 def explore(
@@ -21,54 +21,49 @@ def explore(
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write the page with answers worked out before into this folder."),
+        typer.Option(help="Write the page with precomputed answers into this folder."),
     ] = None,
 ) -> None:
     """Walk a landscape in the browser: change what the learner believes, see the path change."""
-    if export is not None:
-        _export(export)
-        return
     if not 0 <= port <= 65535:
         raise ValueError(f"--port is {port}, but it must be from 0 to 65535.")
     try:
-        import uvicorn
+        from lossnav.explorer.connections import Server, configuration
+        from lossnav.explorer.export import export as export_page
+        from lossnav.explorer.server import create_app, plotly
 
-        from lossnav.explorer.assets import plotly
-        from lossnav.explorer.server import create_app
+        plotly()
     except ImportError:
-        raise ImportError(_NEEDS) from None
-    plotly()
+        raise ImportError(
+            "The explorer needs FastAPI, uvicorn and plotly: pip install 'lossnav[explore]'"
+        ) from None
+    if export is not None:
+        size = export_page(export, say)
+        typer.echo(f"Wrote {export / 'index.html'}, {size / 1e6:.1f} MB with its data.")
+        return
     with listening(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listener.getsockname()[1]}/"
         everyone = host in ("0.0.0.0", "::")
         if everyone:
-            typer.echo(
-                "Everyone who reaches this machine can use the page, by its address in numbers.",
-                err=True,
-            )
-            address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        config = uvicorn.Config(
-            create_app(hosts=[host, socket.gethostname()], numeric=everyone), log_level="warning", access_log=False,
-            server_header=False, date_header=False, limit_concurrency=400, timeout_keep_alive=30,
-            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16 * 1024, ws="none",
-        )  # fmt: skip
+            say("Anyone on the network can use the page, by this machine's numeric address.")
+            name = "127.0.0.1"
+        address = f"http://{name}:{listener.getsockname()[1]}/"
+        app = create_app(hosts=[host, socket.gethostname()], numeric=everyone)
         typer.echo(f"The explorer is at {address}  (Ctrl-C to stop)")
         if not no_open:
             _open_soon(address)
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
-    typer.echo("Stopped.", err=True)
+            Server(configuration(app)).run(sockets=[listener])
+    say("Stopped.")
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens, or a sentence that says what to do."""
+    """A listening socket, or an error that says what to do."""
+    kind, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
     try:
-        family = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0][0]
-        # Named, or asyncio takes it for no TCP and lets answers wait 40 ms for an acknowledgement.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        family = socket.getaddrinfo(host or None, port, type=kind, flags=passive)[0][0]
+        # With the protocol named, asyncio sets TCP_NODELAY; else answers may wait 40 ms.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError:
         raise ValueError(f"--host is {host!r:.60}, which is no address of this machine.") from None
     try:
@@ -77,37 +72,25 @@ def listening(host: str, port: int) -> socket.socket:
         listener.listen(512)
     except OSError as error:
         listener.close()
+        sentence = f"--host is {host!r:.60}, which cannot be listened on: {error.strerror}."
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(
-                f"Port {port} is taken, perhaps by another explorer: open http://{host}:{port}/, or use "
-                f"--port {port + 1 if port < 65535 else 0}."
-            ) from None
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise ValueError(
-                f"Port {port} may not be used here: take one above 1023, such as --port 8765."
-            ) from None
-        raise ValueError(
-            f"--host is {host!r:.60}, which cannot be listened on: {error.strerror}."
-        ) from None
+            sentence = (
+                f"Port {port} is taken, perhaps by another explorer: open http://{host}:{port}/, "
+                f"or use --port {port + 1 if port < 65535 else 0}."
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            sentence = f"Port {port} may not be used here: take one above 1023, such as 8765."
+        raise ValueError(sentence) from None
     return listener
 
 
 def _open_soon(address: str) -> None:
-    """Open the browser once the server has begun; where there is none, nothing happens."""
+    """Open the browser, if there is one, once the server has begun."""
 
     def look() -> None:
         with contextlib.suppress(webbrowser.Error, OSError):
             webbrowser.open(address)
 
-    timer: Any = threading.Timer(0.8, look)
+    timer = threading.Timer(0.8, look)
     timer.daemon = True
     timer.start()
-
-
-def _export(folder: Path) -> None:
-    try:
-        from lossnav.explorer.export import export
-    except ImportError:
-        raise ImportError(_NEEDS) from None
-    size = export(folder, lambda text: typer.echo(text, err=True))
-    typer.echo(f"Wrote {folder / 'index.html'}, {size / 1e6:.1f} MB with its data.")

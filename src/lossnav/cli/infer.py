@@ -6,13 +6,14 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from lossnav.cli.options import AsJson, check_output, print_json, say
 
 if TYPE_CHECKING:
     from lossnav.inference import Assumptions
@@ -22,8 +23,8 @@ def infer(
     optimizer: Annotated[
         list[str],
         typer.Argument(
-            help="Such as torch.optim.AdamW lr=1e-3, optax.adam lr=1e-3, lossnav.zoo:Lion, my_module:make, "
-            "or run.npz, a training run that was recorded."
+            help="Such as torch.optim.AdamW lr=1e-3, optax.adam lr=1e-3, lossnav.zoo:Lion, "
+            "my_module:make, or run.npz, a training run that was recorded."
         ),
     ],
     compare: Annotated[
@@ -32,46 +33,33 @@ def infer(
     shape: Annotated[str, typer.Option(help="Of the tensors to try it on, such as 8,6.")] = "8,6",
     seed: Annotated[int, typer.Option(help="Of the gradients.")] = 0,
     budget: Annotated[int, typer.Option(help="Lessons to learn from; more narrows intervals.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which an optimizer is given up.")
+    ] = 300.0,
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find what an optimizer assumes, by watching its steps after chosen gradients."""
-    if html is not None:
-        if html.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"--html is {html}, but its name must end in .html.")
-        if not html.parent.is_dir():
-            raise ValueError(f"--html is {html}, but there is no folder {html.parent}.")
+    check_output("--html", html, [".html", ".htm"])
     asked = _asked(optimizer)
     if len(asked) > 1 and not compare:
         names = " and ".join(kind for kind, _ in asked)
         raise ValueError(f"{names} are several optimizers: give one, or --compare them.")
     if compare and len(asked) < 2:
         raise ValueError("--compare needs two optimizers or more, each with its settings after it.")
-    sizes = _sizes(shape)
-    from lossnav.inference import infer as find
-    from lossnav.inference import page, report
+    options = {"shape": _sizes(shape), "seed": seed, "budget": budget, "timeout": timeout}
+    from lossnav.inference import report
 
-    founds = []
     with contextlib.redirect_stdout(sys.stderr):  # the user's own code may print
-        for kind, settings in asked:
-            name = " ".join([kind, *(f"{k}={v}" for k, v in settings.items())])
-            if kind.endswith(".npz"):
-                founds.append(_recorded(kind, settings))
-                continue
-            founds.append(
-                find(_optimizer(kind, settings), shape=sizes, seed=seed, budget=budget, name=name)
-            )
+        found = [_inferred(kind, settings, options) for kind, settings in asked]
     if html is not None:
-        html.write_text(page.written(founds), encoding="utf-8")
-        typer.echo(f"Wrote {html}.", err=True)
-    typer.echo(_shown(founds, compare, as_json, report))
-
-
-def _shown(founds: Sequence[Assumptions], compare: bool, as_json: bool, report: Any) -> str:
+        html.write_text(report.page(found), encoding="utf-8")
+        say(f"Wrote {html}.")
     if as_json:
-        dicts = [found.to_dict() for found in founds]
-        return json.dumps(dicts if compare else dicts[0], indent=2)
-    return str(report.compared(founds)) if compare else founds[0].report()
+        dicts = [one.to_dict() for one in found]
+        print_json(dicts if compare else dicts[0])
+    else:
+        typer.echo(report.compared(found) if compare else found[0].report())
 
 
 def _asked(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -108,22 +96,26 @@ def _sizes(shape: str) -> tuple[int, ...]:
         ) from None
 
 
-def _recorded(path: str, settings: dict[str, Any]) -> Assumptions:
-    """What a recorded run tells, of its largest group of parameters or of ``group=``."""
+def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> Assumptions:
+    """The assumptions of an optimizer, or of a recorded run (its largest group or ``group=``)."""
+    from lossnav.inference import infer as infer_optimizer
     from lossnav.inference import infer_log
-    from lossnav.studies.spec.names import check_settings
+    from lossnav.studies.spec.lookup import check_settings
 
-    check_settings(f"The record {path!r}", settings, ["group"])
-    found = infer_log(path, **settings)
-    return dataclasses.replace(found, name=f"{found.name} in {path}")
+    if kind.endswith(".npz"):
+        check_settings(f"The record {kind!r}", settings, ["group"])
+        found = infer_log(kind, **settings)
+        return dataclasses.replace(found, name=f"{found.name} in {kind}")
+    name = " ".join([kind, *(f"{key}={value}" for key, value in settings.items())])
+    return infer_optimizer(_optimizer(kind, settings), name=name, **options)
 
 
 def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
-    """What a name stands for; a file beside the reader may be named as a module."""
+    """The optimizer of that name; a module may be a file in the working directory."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    from lossnav.inference.probes.steppers import Refusal
-    from lossnav.studies.spec import names as _named
+    from lossnav.inference.probes.probed_optimizer import ProbeError
+    from lossnav.studies.spec import lookup as _named
     from lossnav.studies.spec.rulebook import factory
 
     if ":" in kind:
@@ -139,6 +131,6 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
         try:
             return maker(params)
         except ValueError as error:  # a sentence already
-            raise Refusal(str(error)) from error
+            raise ProbeError(str(error)) from error
 
     return make

@@ -1,9 +1,8 @@
-"""The command ``lossnav study``: its options, and what it prints at the end."""
+"""``lossnav study``: rules compared on data, and the plan or the result as text or JSON."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from lossnav.cli.options import AsJson, print_json
+
 MOST_JOBS = 8
-"""Processes that are started unasked, at most."""
+"""Processes that are started by default, at most."""
 
 
 def study(
@@ -48,40 +49,47 @@ def study(
         list[str] | None, typer.Option("--callback", help="tensorboard, wandb or mlflow.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare learning rules on real tasks: tune each alike, run each on new seeds, write a report.
 
     Run the same command again to go on with a study that was stopped.
     """
     from lossnav.studies import execution, progress
-    from lossnav.studies.spec import file as study_file
+    from lossnav.studies import spec as study_file
 
     asked = study_file.read(file)
     asked = asked.only(only) if only else asked
     place = Path("studies") / asked.name if out is None else out
-    jobs = _default_jobs(asked.threads) if jobs is None else jobs
+    jobs = _default_jobs(asked.training.threads) if jobs is None else jobs
     if jobs < 1 or processes < 1:
         option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
         raise ValueError(f"{option} is {value}, but it must be one or more.")
     # Libraries and the user's own code may print; stdout is for the result.
     with contextlib.redirect_stdout(sys.stderr):
         if dry_run:
-            from lossnav.studies.spec.outline import outline
-
-            found: Any = outline(asked, place, 1 if engine in ("serial", "torchrun") else jobs)
+            jobs = 1 if engine in ("serial", "torchrun") else jobs
+            found: Any = execution.dry_run(asked, place, jobs, engine)
             text = plan_text(found, asked.to_dict())
         else:
             report = execution.run(
-                asked, place, jobs=jobs, engine=engine, address=address, processes=processes,
-                callbacks=callback or (), retry_failed=retry_failed, progress=progress.choose(quiet),
-            )  # fmt: skip
-            from lossnav.studies.spec.outline import outcome
-
-            rows = outcome(place)
+                asked,
+                place,
+                jobs=jobs,
+                engine=engine,
+                address=address,
+                processes=processes,
+                callbacks=callback or (),
+                retry_failed=retry_failed,
+                progress=progress.choose(quiet),
+            )
+            rows = execution.outcome(place)
             found = {"name": asked.name, "report": str(report), "results": rows}
             text = f"{outcome_text(rows)}\n\n{report}"
-    typer.echo(json.dumps(found, indent=2) if as_json else text)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text)
 
 
 def _default_jobs(threads: int) -> int:
@@ -96,34 +104,24 @@ def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
     """The plan for reading."""
     from lossnav.studies.progress import duration
 
-    trials, seeds = found["trials"], found["seeds"]
-    lines = [f"The study {found['name']}, in {found['folder']}", ""]
-    rows = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
-    count = len(found["tasks"])
+    trials, seeds, count = found["trials"], found["seeds"], len(found["tasks"])
+    rules = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
     for name, rule in found["rules"].items():
         points = [_settings(point) for point in rule["points"]]
         shown = "; ".join(points[:6]) + (f"; and {len(points) - 6} more" if points[6:] else "")
-        tuned = len(points) * len(seeds["tuning"]) * count
-        settings = _settings(rule["settings"])
-        row = [
-            name,
-            rule["kind"],
-            settings,
-            shown,
-            str(tuned),
-            str(len(seeds["reporting"]) * count),
-        ]
-        rows.append(row)
-    lines += _table(rows)
-    lines += ["", *_table([["task", "kind", "data"], *_task_rows(found)]), ""]
-    budget = ", ".join(
-        f"{value:g} {key}" for key, value in asked["budget"].items() if key != "trials"
-    )
-    lines.append(f"Every trial trains for {budget}.")
-    lines.append(
-        f"Tuning: {trials['tuning']} trials, on seeds {_list(seeds['tuning'])}. "
-        f"Reporting: {trials['reporting']} trials, on seeds {_list(seeds['reporting'])}."
-    )
+        sizes = [len(points) * len(seeds["tuning"]) * count, len(seeds["reporting"]) * count]
+        rules.append([name, rule["kind"], _settings(rule["settings"]), shown, *map(str, sizes)])
+    tasks = [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
+    budget = ", ".join(f"{v:g} {key}" for key, v in asked["budget"].items() if key != "trials")
+    listed = {name: ", ".join(map(str, numbers)) or "none" for name, numbers in seeds.items()}
+    lines = [
+        f"The study {found['name']}, in {found['folder']}\n",
+        _table(rules) + "\n",
+        _table([["task", "kind", "data"], *tasks]) + "\n",
+        f"Every trial trains for {budget}.",
+        f"Tuning: {trials['tuning']} trials, on seeds {listed['tuning']}. "
+        f"Reporting: {trials['reporting']} trials, on seeds {listed['reporting']}.",
+    ]
     if trials["done"]:
         lines.append(f"{trials['done']} of them are done already.")
     for task, row in found["estimates"].items():
@@ -138,10 +136,6 @@ def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _task_rows(found: dict[str, Any]) -> list[list[str]]:
-    return [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
-
-
 def outcome_text(rows: list[dict[str, Any]]) -> str:
     """The final metric of each rule, for reading."""
     cells = [["task", "rule", "chosen", "metric", "mean", "sd", "95 % interval", "seeds"]]
@@ -151,7 +145,7 @@ def outcome_text(rows: list[dict[str, Any]]) -> str:
         chosen = _settings(row["settings"]) or "-"
         mean, sd = ("-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "sd"))
         cells.append([row["task"], row["rule"], chosen, row["metric"], mean, sd, interval, seeds])
-    return "\n".join(_table(cells))
+    return _table(cells)
 
 
 def _settings(values: dict[str, Any]) -> str:
@@ -159,11 +153,7 @@ def _settings(values: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in pairs)
 
 
-def _list(seeds: list[int]) -> str:
-    return ", ".join(map(str, seeds)) or "none"
-
-
-def _table(rows: list[list[str]]) -> list[str]:
+def _table(rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return [line.rstrip() for line in lines]
+    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
