@@ -77,6 +77,7 @@ def missing(text):
     return found and f"{found[1]} is not installed"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     for item in items:
         for marker, names in MARKED.items():

@@ -564,10 +564,10 @@ def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing():
 
 
 def test_kills_lose_nothing():
-    """The benchmark in small; 200 kills are its own business."""
+    """The benchmark in small: 200 kills and 200 damages are its own."""
     pytest.importorskip("torch")
     command = [sys.executable, str(ROOT / "benchmarks" / "study_kills.py")]
-    options = ["--kills", "4", "--workers-kills", "0", "--trials", "3"]
+    options = ["--kills", "4", "--workers-kills", "0", "--damages", "8", "--trials", "3"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "serial: 4 kills" in done.stdout
