@@ -539,8 +539,15 @@ def test_ctrl_c_at_any_line_leaves_no_worker_and_no_lock(again):
     assert int(re.fullmatch(r"(\d+) moments\n", done.stdout)[1]) > 500, done.stdout
 
 
-def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.fixture
+def listening():
+    """Ctrl-C as in a terminal, also where the tests run in the background and ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing(listening):
     with pytest.raises(KeyboardInterrupt), interrupts.deferred() as check:  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         with interrupts.deferred() as inner:
@@ -560,7 +567,7 @@ def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing():
         "with deferred():\n    while True: signal.raise_signal(signal.SIGINT)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 130
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is listening
 
 
 def test_kills_lose_nothing():
