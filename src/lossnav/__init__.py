@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from lossnav.rules import UncertainRule as UncertainRule
     from lossnav.rules import learning_rule as learning_rule
     from lossnav.rules import zoo as zoo
+    from lossnav.rules.schedule import Schedule as Schedule
+    from lossnav.rules.schedule import schedule as schedule
     from lossnav.solvers import Collocation as Collocation
     from lossnav.solvers import Direct as Direct
     from lossnav.solvers import MatrixFree as MatrixFree
@@ -92,6 +94,7 @@ _HOME = {
         "BeliefRule", "DriftedRule", "HorizonRule", "LQGRule", "LocalRule", "Rule",
         "UncertainRule", "learning_rule", "zoo",
     ],
+    "rules.schedule": ["Schedule", "schedule"],
     "solvers": [
         "Collocation", "Direct", "MatrixFree", "Method", "Policy", "Riccati", "Ritz", "navigate",
         "policy", "solve",

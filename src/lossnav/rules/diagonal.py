@@ -74,6 +74,9 @@ class BeliefRule(BeliefFamily):
             z is c for a coordinate with the mean v, at the largest learning rate so far, and the
             step is longer by the factor ``1 + c``. 0 uses ``kappa``.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
+        horizon: Number of steps N after which learning ends; None for an open end. With it, z
+            of step t is ``saturation * t / (N - t)`` for a coordinate with the mean v, the elapsed
+            over the remaining time: the step brings its own schedule, and is zero after step N.
 
     Examples:
         >>> import numpy as np
@@ -96,9 +99,12 @@ class BeliefRule(BeliefFamily):
     exact_decay: bool = False
     saturation: float = 0.0
     shared: float = 0.0
+    horizon: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.horizon is not None and known(self.horizon):
+            checks.positive("horizon", self.horizon)
         fraction("beta2", self.beta2)
         for name in ("eps", "eps_root", "eps_state", "saturation"):
             if known(getattr(self, name)):
@@ -173,7 +179,7 @@ class BeliefRule(BeliefFamily):
             state["m"] = xp.zeros_like(theta, dtype=dtype)
         if self.second != "instant":
             state["v"] = xp.zeros_like(theta, dtype=dtype)
-        if present(self.saturation):
+        if self.by_peak:
             state["peak"] = xp.zeros((), dtype=dtype, device=at)
         return state | self.gain.init(theta)
 
@@ -183,7 +189,7 @@ class BeliefRule(BeliefFamily):
         g, x = xp.astype(grad, dtype), xp.astype(theta, dtype)
         kept: State = {"t": state["t"] + 1}
         peak: Any = 1.0
-        if present(self.saturation):
+        if self.by_peak:
             longest = (1 + self.saturation) * self.lr
             kept["peak"] = xp.maximum(state["peak"], longest * xp.ones_like(state["peak"]))
             peak = kept["peak"] / (1 + self.saturation)
@@ -192,6 +198,11 @@ class BeliefRule(BeliefFamily):
         step, memory = self.advance(s, g, state, drift=drift)
         move = step if drift is None else drift + step
         return xp.astype(move, theta.dtype), kept | memory
+
+    @property
+    def by_peak(self) -> bool:
+        """Whether z depends on the largest learning rate so far."""
+        return present(self.saturation) and self.horizon is None
 
     @property
     def scaled(self) -> bool:
@@ -211,17 +222,36 @@ class BeliefRule(BeliefFamily):
         level: Any = weight * weight if self.second == "instant" else 1.0
         if self.second != "instant" and self.diffuse:
             level = 1 / one_minus_power(self.beta2, t)
-        z = self.saturation * (lr / positive_or_one(peak)) if present(self.saturation) else 0.0
+        z, length = self._elapsed(t, lr) if self.horizon is not None else (0.0, lr)
+        if self.by_peak:
+            z, length = self.saturation * (lr / positive_or_one(peak)), lr * (1 + self.saturation)
         return Scalars(
             t=t,
-            lr=lr * (1 + self.saturation),
-            shrink=1 - self.decay * lr,
+            lr=length,
+            shrink=1 - self.decay * self.decay_length(t, lr),
             weight=weight,
             look=look,
             level=level,
             before=self._level_before(t),
             z=z,
         )
+
+    def decay_length(self, t: Any, lr: Any) -> Any:
+        """The learning rate of weight decay in step ``t``: with a horizon, shrunk as steps are."""
+        if self.horizon is None:
+            return lr
+        z, length = self._elapsed(t, lr)
+        return length / (1 + z)
+
+    def _elapsed(self, t: Any, lr: Any) -> tuple[Any, Any]:
+        """z of a typical coordinate with a horizon, and the learning rate; zero after the end."""
+        left = self.horizon + 1 - t
+        if known(left):
+            return self.saturation * (t - 1) / max(left, 1), lr if left > 0 else 0.0 * lr
+        xp = array_namespace(left)
+        one = xp.ones_like(left)
+        z = self.saturation * (t - 1) / xp.where(left < 1, one, left)
+        return z, xp.where(left > 0, lr * one, 0 * one)
 
     def _level_before(self, t: Any) -> Any:
         if known(t):

@@ -57,6 +57,7 @@ def navigator(
     nesterov: bool = True,
     saturation: float = 4.0,
     shared: float = 0.5,
+    horizon: int | None = None,
     mask: Any = None,
     nonfinite: Nonfinite = "skip",
     centred: bool | None = None,
@@ -77,6 +78,7 @@ def navigator(
         nesterov: Use look-ahead momentum.
         saturation: Strength of curvature damping; 0 recovers Adam.
         shared: Fraction of the damping shared by all coordinates of an array.
+        horizon: Number of steps after which learning ends; None for an open end.
         mask: Which arrays decay, as in `optax.adamw`: a tree of booleans like the parameters' or a
             prefix of it, or a function from the parameters to one. None is all of them.
         nonfinite: If a gradient anywhere in the tree is NaN or infinite, ``"skip"`` the whole step:
@@ -106,6 +108,7 @@ def navigator(
     """
     centered = _respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
+    numbers |= {} if horizon is None else {"horizon": horizon}
     rule = _belief(b1, b2, gain, centered, nesterov, **numbers)
     return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
@@ -158,6 +161,7 @@ def kronecker_navigator(
     nesterov: bool = True,
     saturation: float = 4.0,
     shared: float = 0.75,
+    horizon: int | None = None,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
     mask: Any = None,
@@ -175,7 +179,8 @@ def kronecker_navigator(
         learning_rate, b1, b2, eps, weight_decay: As in `navigator`.
         basis_beta: Decay rate of the averaged covariances.
         refresh: Steps between two refreshes of a basis; matrices take turns.
-        gamma, gain, centered, nesterov, saturation, shared: As in `navigator`, in the basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon: As in `navigator`, in the
+            basis.
         max_dim: Sides longer than this get no basis.
         matrix: ``"auto"``, True for a basis on every side, or False for none. For single arrays,
             use `optax.multi_transform`.
@@ -191,6 +196,7 @@ def kronecker_navigator(
     check_basis(refresh, max_dim, matrix)
     centered = _respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
+    numbers |= {} if horizon is None else {"horizon": horizon}
     inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
     rule = RotatedRule(dt=1.0, inner=inner, basis_beta=plain(basis_beta), refresh=refresh)
 

@@ -16,6 +16,7 @@ import optax
 
 from lossnav._base import checks
 from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed
 from lossnav.rules.uncertain import UncertainWeightsRule
 
@@ -126,7 +127,12 @@ def transform(
             here |= {"t": state.count} if isinstance(rule, COUNTED) else {}
             move, new = now.update(g, old | here, x, **extra)
             if shrinks:  # rounded as if the parameters themselves went through decay and move
-                move = ((x + decayed(x, now.dt * _like(weight_decay, x))) + move) - x
+                inner = getattr(now, "inner", now)
+                length = now.dt
+                if isinstance(inner, BeliefRule):
+                    number = state.count + 1 if inner is now else jnp.maximum(old["step"], 1)
+                    length = inner.decay_length(number.astype(x.dtype), now.dt)
+                move = ((x + decayed(x, length * _like(weight_decay, x))) + move) - x
             moves.append(_narrow(_chosen(ok, move, jnp.zeros_like(move)), theta))
             kept.append({name: _chosen(ok, new[name], value) for name, value in old.items()})
             if one:

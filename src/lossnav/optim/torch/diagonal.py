@@ -299,6 +299,7 @@ def _plain(p: Tensor) -> bool:
 def is_adamw(rule: BeliefRule) -> bool:
     """Whether a rule is AdamW itself."""
     special = rule.nesterov or rule.saturation or rule.gamma or not rule.eps or not rule.diffuse
+    special = special or rule.horizon is not None
     kalman = isinstance(rule.gain, SteadyKalman)
     return rule.second == "plain" and not special and not kalman
 
@@ -327,7 +328,7 @@ def numbers_of(rule: BeliefRule, group: Group, times: list[float]) -> list[Scala
     """The scalars of each tensor, as floats; keeps the peak of the learning rate."""
     lr = float(group["lr"].detach() if isinstance(group["lr"], Tensor) else group["lr"])
     peak = 1.0
-    if rule.saturation:
+    if rule.by_peak:
         peak = max(lr, float(group["peak_lr"]))
         group["peak_lr"].fill_(peak)
     known = {t: rule.scalars(t, lr, peak) for t in set(times)}
@@ -343,7 +344,7 @@ def numbers_traced(
         return numbers_of(rule, group, [step.item()])[0]
     lr = lr.reshape(()).to(x.device) if isinstance(lr, Tensor) else lr
     peak: Any = 1.0
-    if rule.saturation:
+    if rule.by_peak:
         held = group["peak_lr"]
         now = (lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=held.dtype)).to(held)
         peak = torch.where(now >= held, now, held)

@@ -86,7 +86,8 @@ class KroneckerNavigator(Navigator):
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
-        gamma, gain, centered, nesterov, saturation, shared: As in `Navigator`, in the basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon: As in `Navigator`, in the
+            basis.
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
@@ -127,6 +128,7 @@ class KroneckerNavigator(Navigator):
         nesterov: bool = True,
         saturation: float = 4.0,
         shared: float = 0.75,
+        horizon: int | None = None,
         max_dim: int = 4096,
         matrix: bool | Literal["auto"] = "auto",
         maximize: bool = False,
@@ -140,8 +142,8 @@ class KroneckerNavigator(Navigator):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "basis_beta": basis_beta, "refresh": refresh, "gamma": gamma, "gain": gain,
             "centered": respelled(centered, centred), "nesterov": nesterov,
-            "saturation": saturation, "shared": shared, "max_dim": max_dim, "matrix": matrix,
-            "maximize": maximize, "foreach": foreach,
+            "saturation": saturation, "shared": shared, "horizon": horizon, "max_dim": max_dim,
+            "matrix": matrix, "maximize": maximize, "foreach": foreach,
             "capturable": capturable, "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super(Navigator, self).__init__(params, settings)
@@ -250,7 +252,7 @@ class KroneckerNavigator(Navigator):
 
     def _begin(self, group: Group, stack: list[MatrixStep]) -> None:
         """Set up the basis from first gradients; nothing moves but by decay."""
-        if group["saturation"]:
+        if self._form(group).by_peak:
             numbers_of(self._form(group), group, [1.0])  # records the peak of lr
         if group["weight_decay"]:
             for theta, _, _ in stack:

@@ -86,6 +86,7 @@ class Navigator(DiagonalOptimizer):
 
     _formula = (
         "weight_decay", "eps", "gamma", "gain", "centered", "nesterov", "saturation", "shared",
+        "horizon",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,7 @@ class Navigator(DiagonalOptimizer):
         nesterov: bool = True,
         saturation: float = 4.0,
         shared: float = 0.5,
+        horizon: int | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -113,9 +115,9 @@ class Navigator(DiagonalOptimizer):
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "gamma": gamma,
             "gain": gain, "centered": respelled(centered, centred), "nesterov": nesterov,
-            "saturation": saturation,
-            "shared": shared, "maximize": maximize, "foreach": foreach, "fused": fused,
-            "capturable": capturable, "differentiable": differentiable, "nonfinite": nonfinite,
+            "saturation": saturation, "shared": shared, "horizon": horizon, "maximize": maximize,
+            "foreach": foreach, "fused": fused, "capturable": capturable,
+            "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
 
@@ -123,6 +125,7 @@ class Navigator(DiagonalOptimizer):
         for name in ("eps", "weight_decay", "gamma", "saturation"):
             checks.non_negative(name, group[name])
         checks.share("shared", group["shared"])
+        check_horizon(group["horizon"])
         for i, beta in enumerate(group["betas"]):
             checks.fraction(f"betas[{i}]", beta)
         checks.choice("gain", group["gain"], ["betas", "kalman"])
@@ -202,7 +205,8 @@ class Navigator(DiagonalOptimizer):
         return translated(saved, self.param_groups, self.defaults), note
 
     def _adopt(self, own: Group, group: Group) -> None:
-        group.setdefault("shared", 0.0)  # saved before there was such a setting
+        group.setdefault("shared", 0.0)  # saved before there were such settings
+        group.setdefault("horizon", None)
         if "centred" in group:  # saved before it was renamed
             group["centered"] = group.pop("centred")
         super()._adopt(own, group)
@@ -210,10 +214,27 @@ class Navigator(DiagonalOptimizer):
         group["peak_lr"] = peak.to(own["peak_lr"].device, copy=True)
 
     def _rule(self, group: Group) -> BeliefRule:
-        names = ("eps", "weight_decay", "gamma", "gain", "nesterov", "saturation", "shared")
+        names = (
+            "eps",
+            "weight_decay",
+            "gamma",
+            "gain",
+            "nesterov",
+            "saturation",
+            "shared",
+            "horizon",
+        )
         settings = {name: group[name] for name in names}
         second = "centered" if group["centered"] else "plain"
         return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
+
+
+def check_horizon(horizon: Any) -> None:
+    whole = isinstance(horizon, int) and not isinstance(horizon, bool)
+    if horizon is not None and not (whole and horizon > 0):
+        raise ValueError(
+            f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
+        )
 
 
 def respelled(centered: bool, centred: bool | None) -> bool:

@@ -1,0 +1,208 @@
+"""Navigator with a horizon beside its peers with every usual schedule, on text; each rule at its best rate.
+
+Peers: AdamW, Adam with look-ahead (`Navigator(saturation=0)`), NAdam; Muon and SOAP-like matrix rules with
+``--matrix``. Schedules: linear, cosine, WSD (rate held, 20 % cooldown) and "late" 5s/(1 + 4s), s the time left. All
+have the same warm-up (10 %). Rates are tuned by validation loss on seed 0, on a grid that is extended until its best
+point is not on an edge; the table has the test loss on fresh seeds and paired differences to the best peer.
+
+Every run is appended to a file as soon as it ends, and is not repeated:
+
+    python benchmarks/training/horizon.py --out horizon.jsonl --steps 400 --seeds 10 --jobs 2 [--only NAME ...]
+"""
+
+import argparse
+import json
+import math
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+SIZES = {
+    "0.2m": {"layers": 4, "width": 64, "heads": 4, "context": 48, "batch_size": 8},
+    "1m": {"layers": 5, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
+    "nanogpt": {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
+}
+WARMUP = 0.1
+SCHEDULES = {
+    "constant": lambda s: 1.0,
+    "linear": lambda s: s,
+    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
+    "wsd": lambda s: min(1.0, 5 * s),
+    "late": lambda s: 5 * s / (1 + 4 * s),
+}
+ADAM_RATES = [1e-3, 2e-3, 4e-3, 8e-3]
+
+
+def navigator(params, lr, N, **settings):
+    from lossnav.optim.torch import Navigator
+
+    return Navigator(params, lr, (0.9, 0.99), **settings)
+
+
+def adamw(params, lr, N):
+    import torch
+
+    return torch.optim.AdamW(params, lr, (0.9, 0.99), weight_decay=0.0)
+
+
+def nadam(params, lr, N):
+    import torch
+
+    return torch.optim.NAdam(params, lr, (0.9, 0.99))
+
+
+def horizon(c, a):
+    def make(params, lr, N):
+        return navigator(params, lr, N, horizon=N, saturation=c, shared=a)
+
+    return make
+
+
+def look_ahead(params, lr, N):
+    return navigator(params, lr, N, saturation=0.0)
+
+
+ARMS = {
+    f"{name}, {kind}": (make, kind)
+    for name, make in (("AdamW", adamw), ("look-ahead", look_ahead), ("NAdam", nadam))
+    for kind in ("linear", "cosine", "wsd", "late")
+} | {
+    "Navigator, linear": (navigator, "linear"),
+    "Navigator(horizon), shared": (horizon(0.2, 1.0), "constant"),
+    **{
+        f"Navigator(horizon) c={c} a={a}": (horizon(c, a), "constant")
+        for c in (0.05, 0.1, 0.2, 0.4)
+        for a in (0.0, 0.5)
+    },
+}
+
+
+def factor(kind, step, N):
+    """The part of the rate in a step: a warm-up, and then the schedule over the rest."""
+    warm = round(WARMUP * N)
+    if step < warm:
+        return (step + 1) / (warm + 1)
+    return SCHEDULES[kind]((N - step) / (N - warm))
+
+
+def run(job):
+    """Train once; returns the job with its validation and test loss."""
+    import torch
+
+    from lossnav.studies.tasks.text import Characters
+    from lossnav.studies.trial.setup import endless
+
+    torch.set_num_threads(1)
+    name, lr, N, seed, size = (job[key] for key in ("rule", "lr", "steps", "seed", "size"))
+    make, kind = ARMS[name]
+    task = Characters(**SIZES[size])
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer = make(list(model.named_parameters()), lr, N)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    began = time.process_time()
+    for step, batch in zip(range(N), endless(task, seed), strict=False):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor(kind, step, N)
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        if not math.isfinite(loss.item()):
+            return {**job, "validation": math.inf, "test": math.inf, "seconds": 0.0}
+    seconds = time.process_time() - began
+    model.eval()
+    with torch.no_grad():
+        found = {split: task.evaluate(model, split)["loss"] for split in ("validation", "test")}
+    return {**job, **found, "seconds": seconds}
+
+
+class Results:
+    """Runs on disk, one line each."""
+
+    def __init__(self, path, jobs):
+        self.path, self.pool, self.known = path, ProcessPoolExecutor(jobs), {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            entry = json.loads(line)
+            self.known[self.key(entry)] = entry
+
+    @staticmethod
+    def key(job):
+        return tuple(job[name] for name in ("rule", "lr", "steps", "seed", "size"))
+
+    def get(self, jobs):
+        missing = [job for job in jobs if self.key(job) not in self.known]
+        for entry in self.pool.map(run, missing):
+            self.known[self.key(entry)] = entry
+            with self.path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+            print(json.dumps(entry), flush=True)
+        return [self.known[self.key(job)] for job in jobs]
+
+
+def tuned(results, name, steps, size, rates):
+    """The rate with the least validation loss on seed 0, which is inside the grid."""
+    rates = sorted(rates)
+    while True:
+        jobs = [{"rule": name, "lr": lr, "steps": steps, "seed": 0, "size": size} for lr in rates]
+        losses = [entry["validation"] for entry in results.get(jobs)]
+        best = losses.index(min(losses))
+        if best == 0:
+            rates = [rates[0] / 2, *rates]
+        elif best == len(rates) - 1:
+            rates = [*rates, rates[-1] * 2]
+        else:
+            return rates[best], losses[best]
+
+
+def interval(differences):
+    import numpy as np
+    from scipy import stats
+
+    d = np.asarray(differences)
+    if len(d) < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("horizon.jsonl"))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--size", choices=SIZES, default="0.2m")
+    parser.add_argument("--seeds", type=int, default=0, help="fresh seeds to report on")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=list(ARMS))
+    parser.add_argument("--rates", nargs="*", type=float, default=ADAM_RATES)
+    asked = parser.parse_args()
+    results = Results(asked.out, asked.jobs)
+    best = {name: tuned(results, name, asked.steps, asked.size, asked.rates) for name in asked.only}
+    print(f"\n| {asked.size}, {asked.steps} steps | lr | validation, seed 0 | test | difference |")
+    print("| --- | --- | --- | --- | --- |")
+    tests = {}
+    for name, (lr, _) in best.items():
+        jobs = [
+            {"rule": name, "lr": lr, "steps": asked.steps, "seed": seed, "size": asked.size}
+            for seed in range(100, 100 + asked.seeds)
+        ]
+        tests[name] = [entry["test"] for entry in results.get(jobs)]
+    peers = [name for name in best if "Navigator" not in name]
+    for name, (lr, loss) in sorted(best.items(), key=lambda item: item[1][1]):
+        cells = ["", ""]
+        if asked.seeds:
+            mean = sum(tests[name]) / asked.seeds
+            rival = min(peers, key=lambda peer: sum(tests[peer])) if peers else name
+            pairs = [x - y for x, y in zip(tests[name], tests[rival], strict=True)]
+            cells = [
+                f"{mean:.4f}",
+                f"{sum(pairs) / len(pairs):+.4f} ± {interval(pairs):.4f} to {rival}",
+            ]
+        print(f"| {name} | {lr:g} | {loss:.4f} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

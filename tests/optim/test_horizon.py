@@ -1,0 +1,134 @@
+"""Optimizers that know when training ends: their step has its own schedule."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lossnav.rules.diagonal import BeliefRule
+
+torch = pytest.importorskip("torch")
+from lossnav.optim.torch import KroneckerNavigator, Navigator  # noqa: E402
+
+N = 12
+WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}, {"capturable": True}]
+
+
+def gradients(steps=N + 3, shape=(4, 3), seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(steps, *shape)) * np.logspace(-2, 1, shape[-1])
+
+
+def walked(make, grads):
+    """The weights after each gradient."""
+    theta = torch.nn.Parameter(torch.ones(grads.shape[1:], dtype=torch.float64))
+    optimizer, path = make([theta]), []
+    for grad in grads:
+        theta.grad = torch.as_tensor(grad)
+        optimizer.step()
+        path.append(theta.detach().numpy().copy())
+    return np.array(path)
+
+
+def test_shared_damping_is_a_schedule():
+    """c = 1 is linear decay of AdamW, and c = 1/5 the late schedule 5s/(1 + 4s)."""
+    grads = gradients(N)
+    left = 1 - np.arange(N) / N
+    for c, factors in ((1.0, left), (0.2, 5 * left / (1 + 4 * left))):
+
+        def scheduled(params, factors=factors):
+            adamw = torch.optim.AdamW(params, 0.1, (0.9, 0.99), weight_decay=0.3)
+            torch.optim.lr_scheduler.LambdaLR(adamw, lambda t: 1.0)
+            step = adamw.step
+
+            def at(t=iter(factors)):  # noqa: B008
+                adamw.param_groups[0]["lr"] = 0.1 * next(t)
+                return step()
+
+            adamw.step = at
+            return adamw
+
+        def make(params, c=c):
+            return Navigator(
+                params, 0.1, weight_decay=0.3, nesterov=False, saturation=c, shared=1.0, horizon=N
+            )
+
+        np.testing.assert_allclose(walked(make, grads), walked(scheduled, grads), rtol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way)))
+def test_every_way_takes_the_steps_of_the_rule(way):
+    if way.get("fused"):
+        pytest.importorskip("numba")
+    rule = BeliefRule.practical(
+        0.1, betas=(0.9, 0.99), saturation=0.2, shared=0.5, nesterov=True, horizon=N,
+        weight_decay=0.2,
+    )  # fmt: skip
+    grads = gradients()
+    theta, path = np.ones(grads.shape[1:]), []
+    state = rule.init(theta)
+    decay = replace(rule, decay=0.0)
+    for t, grad in enumerate(grads):
+        step, state = decay.update(grad, state, theta)
+        theta = theta * (1 - 0.2 * rule.decay_length(t + 1, 0.1)) + step
+        path.append(theta)
+
+    def make(params):
+        settings = {"saturation": 0.2, "shared": 0.5, "horizon": N, "weight_decay": 0.2}
+        return Navigator(params, 0.1, **settings, **way)
+
+    found = walked(make, grads)
+    np.testing.assert_allclose(found, path, rtol=1e-10)
+    np.testing.assert_array_equal(found[N - 1], found[-1])  # nothing moves after the end
+
+
+@pytest.mark.parametrize("make", [Navigator, KroneckerNavigator])
+def test_the_horizon_may_be_moved(make):
+    """Half of a run for N steps, continued to 2 N: from then on the steps of the longer run."""
+    grads = gradients(2 * N)
+    theta = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    optimizer = make([theta], 0.1, horizon=N)
+    for grad in grads[: N // 2]:
+        theta.grad = torch.as_tensor(grad)
+        optimizer.step()
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["horizon"] == N
+    resumed = make([theta], 0.1)
+    resumed.load_state_dict(saved)
+    resumed.param_groups[0]["horizon"] = 2 * N
+    before = theta.detach().clone()
+    for grad in grads[N // 2 :]:
+        theta.grad = torch.as_tensor(grad)
+        resumed.step()
+    assert not torch.equal(before, theta)
+    last = theta.detach().clone()
+    resumed.step()
+    resumed.step()
+    torch.testing.assert_close(theta.detach(), last, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("horizon", [0, -1, 2.5, True, "long"])
+def test_a_horizon_is_a_number_of_steps(horizon):
+    with pytest.raises(ValueError, match="it must be a number of steps"):
+        Navigator([torch.nn.Parameter(torch.ones(2))], horizon=horizon)
+
+
+@pytest.mark.parametrize("kind", ["navigator", "kronecker_navigator"])
+def test_optax_takes_the_same_steps(kind):
+    jax, _ = pytest.importorskip("jax"), pytest.importorskip("optax")
+    from lossnav.optim import optax as ours
+
+    settings = {"weight_decay": 0.2, "saturation": 0.2, "shared": 0.5, "horizon": N}
+    grads = gradients()
+    with jax.enable_x64(True):
+        optimizer = getattr(ours, kind)(0.1, **settings)
+        theta = jax.numpy.ones(grads.shape[1:])
+        state, path = optimizer.init(theta), []
+        update = jax.jit(optimizer.update)
+        for grad in grads:
+            step, state = update(jax.numpy.asarray(grad), state, theta)
+            theta = theta + step
+            path.append(np.asarray(theta))
+    make = {"navigator": Navigator, "kronecker_navigator": KroneckerNavigator}[kind]
+    wanted = walked(lambda params: make(params, 0.1, **settings), grads)
+    np.testing.assert_allclose(np.array(path), wanted, rtol=1e-9)
