@@ -30,30 +30,29 @@ def walked(make, grads):
     return np.array(path)
 
 
-def test_shared_damping_is_a_schedule():
-    """c = 1 is linear decay of AdamW, and c = 1/5 the late schedule 5s/(1 + 4s)."""
+@pytest.mark.parametrize("cooldown", [1.0, 0.5, 0.0])
+def test_it_is_a_schedule_of_adamw(cooldown):
+    """Linear decay, hold and decay, or a constant rate; weight decay goes along."""
     grads = gradients(N)
-    left = 1 - np.arange(N) / N
-    for c, factors in ((1.0, left), (0.2, 5 * left / (1 + 4 * left))):
+    left = N - np.arange(N)
+    factors = iter(np.minimum(1, left / max(cooldown * N, 1)))
 
-        def scheduled(params, factors=factors):
-            adamw = torch.optim.AdamW(params, 0.1, (0.9, 0.99), weight_decay=0.3)
-            torch.optim.lr_scheduler.LambdaLR(adamw, lambda t: 1.0)
-            step = adamw.step
+    def scheduled(params):
+        adamw = torch.optim.AdamW(params, 0.1, (0.9, 0.99), weight_decay=0.3)
+        plain = adamw.step
 
-            def at(t=iter(factors)):  # noqa: B008
-                adamw.param_groups[0]["lr"] = 0.1 * next(t)
-                return step()
+        def step():
+            adamw.param_groups[0]["lr"] = 0.1 * next(factors)
+            return plain()
 
-            adamw.step = at
-            return adamw
+        adamw.step = step
+        return adamw
 
-        def make(params, c=c):
-            return Navigator(
-                params, 0.1, weight_decay=0.3, nesterov=False, saturation=c, shared=1.0, horizon=N
-            )
-
-        np.testing.assert_allclose(walked(make, grads), walked(scheduled, grads), rtol=1e-12)
+    settings = {"weight_decay": 0.3, "nesterov": False, "saturation": 0.0}
+    found = walked(
+        lambda params: Navigator(params, 0.1, horizon=N, cooldown=cooldown, **settings), grads
+    )
+    np.testing.assert_allclose(found, walked(scheduled, grads), rtol=1e-12)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: next(iter(way)))
@@ -61,7 +60,7 @@ def test_every_way_takes_the_steps_of_the_rule(way):
     if way.get("fused"):
         pytest.importorskip("numba")
     rule = BeliefRule.practical(
-        0.1, betas=(0.9, 0.99), saturation=0.2, shared=0.5, nesterov=True, horizon=N,
+        0.1, betas=(0.9, 0.99), saturation=2.0, shared=0.5, nesterov=True, horizon=N,
         weight_decay=0.2,
     )  # fmt: skip
     grads = gradients()
@@ -70,11 +69,11 @@ def test_every_way_takes_the_steps_of_the_rule(way):
     decay = replace(rule, decay=0.0)
     for t, grad in enumerate(grads):
         step, state = decay.update(grad, state, theta)
-        theta = theta * (1 - 0.2 * rule.decay_length(t + 1, 0.1)) + step
+        theta = theta * (1 - 0.2 * 0.1 * min(1, max(N - t, 0) / (0.2 * N))) + step
         path.append(theta)
 
     def make(params):
-        settings = {"saturation": 0.2, "shared": 0.5, "horizon": N, "weight_decay": 0.2}
+        settings = {"saturation": 2.0, "shared": 0.5, "horizon": N, "weight_decay": 0.2}
         return Navigator(params, 0.1, **settings, **way)
 
     found = walked(make, grads)
@@ -118,7 +117,7 @@ def test_optax_takes_the_same_steps(kind):
     jax, _ = pytest.importorskip("jax"), pytest.importorskip("optax")
     from lossnav.optim import optax as ours
 
-    settings = {"weight_decay": 0.2, "saturation": 0.2, "shared": 0.5, "horizon": N}
+    settings = {"weight_decay": 0.2, "saturation": 2.0, "shared": 0.5, "horizon": N}
     grads = gradients()
     with jax.enable_x64(True):
         optimizer = getattr(ours, kind)(0.1, **settings)

@@ -39,6 +39,17 @@ LEAST = 1e-30
 """An eps above this keeps every divisor from zero, in single precision, too."""
 
 
+def damping(saturation: Any, shared: Any, horizon: Any) -> tuple[Any, Any]:
+    """``saturation`` and ``shared`` of `Navigator`, by default those tuned on text.
+
+    Examples:
+        >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
+        ((4.0, 0.5), (2.0, 0.0), (1.0, 0.5))
+    """
+    c, a = (4.0, 0.5) if horizon is None else (2.0, 0.0)
+    return c if saturation is None else saturation, a if shared is None else shared
+
+
 class Scalars(NamedTuple):
     """What all coordinates of a tensor share in one step: numbers, or arrays if traced."""
 
@@ -74,9 +85,10 @@ class BeliefRule(BeliefFamily):
             z is c for a coordinate with the mean v, at the largest learning rate so far, and the
             step is longer by the factor ``1 + c``. 0 uses ``kappa``.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
-        horizon: Number of steps N after which learning ends; None for an open end. With it, z
-            of step t is ``saturation * t / (N - t)`` for a coordinate with the mean v, the elapsed
-            over the remaining time: the step brings its own schedule, and is zero after step N.
+        horizon: Number of steps N after which learning ends; None for an open end. Steps then
+            shrink in proportion to the time that is left in the last ``cooldown * N`` steps, and
+            are zero after step N: the schedule of `lossnav.schedule` for a bounded rate.
+        cooldown: Fraction of the horizon over which steps shrink, from 0 to 1.
 
     Examples:
         >>> import numpy as np
@@ -100,11 +112,14 @@ class BeliefRule(BeliefFamily):
     saturation: float = 0.0
     shared: float = 0.0
     horizon: Any = None
+    cooldown: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.horizon is not None and known(self.horizon):
             checks.positive("horizon", self.horizon)
+        if known(self.cooldown):
+            checks.share("cooldown", self.cooldown)
         fraction("beta2", self.beta2)
         for name in ("eps", "eps_root", "eps_state", "saturation"):
             if known(getattr(self, name)):
@@ -179,7 +194,7 @@ class BeliefRule(BeliefFamily):
             state["m"] = xp.zeros_like(theta, dtype=dtype)
         if self.second != "instant":
             state["v"] = xp.zeros_like(theta, dtype=dtype)
-        if self.by_peak:
+        if present(self.saturation):
             state["peak"] = xp.zeros((), dtype=dtype, device=at)
         return state | self.gain.init(theta)
 
@@ -189,7 +204,7 @@ class BeliefRule(BeliefFamily):
         g, x = xp.astype(grad, dtype), xp.astype(theta, dtype)
         kept: State = {"t": state["t"] + 1}
         peak: Any = 1.0
-        if self.by_peak:
+        if present(self.saturation):
             longest = (1 + self.saturation) * self.lr
             kept["peak"] = xp.maximum(state["peak"], longest * xp.ones_like(state["peak"]))
             peak = kept["peak"] / (1 + self.saturation)
@@ -198,11 +213,6 @@ class BeliefRule(BeliefFamily):
         step, memory = self.advance(s, g, state, drift=drift)
         move = step if drift is None else drift + step
         return xp.astype(move, theta.dtype), kept | memory
-
-    @property
-    def by_peak(self) -> bool:
-        """Whether z depends on the largest learning rate so far."""
-        return present(self.saturation) and self.horizon is None
 
     @property
     def scaled(self) -> bool:
@@ -222,13 +232,12 @@ class BeliefRule(BeliefFamily):
         level: Any = weight * weight if self.second == "instant" else 1.0
         if self.second != "instant" and self.diffuse:
             level = 1 / one_minus_power(self.beta2, t)
-        z, length = self._elapsed(t, lr) if self.horizon is not None else (0.0, lr)
-        if self.by_peak:
-            z, length = self.saturation * (lr / positive_or_one(peak)), lr * (1 + self.saturation)
+        z = self.saturation * (lr / positive_or_one(peak)) if present(self.saturation) else 0.0
+        length = lr * self.time_left(t)
         return Scalars(
             t=t,
-            lr=length,
-            shrink=1 - self.decay * self.decay_length(t, lr),
+            lr=length * (1 + self.saturation),
+            shrink=1 - self.decay * length,
             weight=weight,
             look=look,
             level=level,
@@ -236,22 +245,16 @@ class BeliefRule(BeliefFamily):
             z=z,
         )
 
-    def decay_length(self, t: Any, lr: Any) -> Any:
-        """The learning rate of weight decay in step ``t``: with a horizon, shrunk as steps are."""
+    def time_left(self, t: Any) -> Any:
+        """The factor of step ``t`` by the horizon: one, then the cooldown, and zero at the end."""
         if self.horizon is None:
-            return lr
-        z, length = self._elapsed(t, lr)
-        return length / (1 + z)
-
-    def _elapsed(self, t: Any, lr: Any) -> tuple[Any, Any]:
-        """z of a typical coordinate with a horizon, and the learning rate; zero after the end."""
-        left = self.horizon + 1 - t
-        if known(left):
-            return self.saturation * (t - 1) / max(left, 1), lr if left > 0 else 0.0 * lr
-        xp = array_namespace(left)
-        one = xp.ones_like(left)
-        z = self.saturation * (t - 1) / xp.where(left < 1, one, left)
-        return z, xp.where(left > 0, lr * one, 0 * one)
+            return 1.0
+        left, ramp = self.horizon + 1 - t, self.cooldown * self.horizon
+        if known(left) and known(ramp):
+            return min(1.0, max(left, 0.0) / max(ramp, 1.0))
+        xp = array_namespace(left if known(ramp) else ramp)
+        ramp = max(ramp, 1.0) if known(ramp) else xp.clip(ramp, min=1.0)
+        return xp.clip(left / ramp, min=0.0, max=1.0)
 
     def _level_before(self, t: Any) -> Any:
         if known(t):

@@ -24,7 +24,7 @@ from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule
-from lossnav.rules.diagonal import BeliefRule
+from lossnav.rules.diagonal import BeliefRule, damping
 from lossnav.rules.gains import fraction
 from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
 from lossnav.rules.uncertain import UncertainWeightsRule, variance
@@ -55,9 +55,10 @@ def navigator(
     gain: Literal["betas", "kalman"] = "betas",
     centered: bool = False,
     nesterov: bool = True,
-    saturation: float = 4.0,
-    shared: float = 0.5,
+    saturation: float | None = None,
+    shared: float | None = None,
     horizon: int | None = None,
+    cooldown: float = 0.2,
     mask: Any = None,
     nonfinite: Nonfinite = "skip",
     centred: bool | None = None,
@@ -76,9 +77,12 @@ def navigator(
         gain: One gain ``"betas"`` for all coordinates, or a ``"kalman"`` gain for each.
         centered: Average the squared deviation from the mean, as AdaBelief does.
         nesterov: Use look-ahead momentum.
-        saturation: Strength of curvature damping; 0 recovers Adam.
-        shared: Fraction of the damping shared by all coordinates of an array.
-        horizon: Number of steps after which learning ends; None for an open end.
+        saturation: Strength of curvature damping; 0 recovers Adam. By default 4, and 2 with a
+            horizon.
+        shared: Fraction of the damping shared by all coordinates of an array. By default 0.5, and 0
+            with a horizon.
+        horizon: Number of steps until training ends; None for an open end.
+        cooldown: Fraction of the horizon over which steps and weight decay shrink to zero.
         mask: Which arrays decay, as in `optax.adamw`: a tree of booleans like the parameters' or a
             prefix of it, or a function from the parameters to one. None is all of them.
         nonfinite: If a gradient anywhere in the tree is NaN or infinite, ``"skip"`` the whole step:
@@ -107,8 +111,9 @@ def navigator(
         (True, 0)
     """
     centered = _respelled(centered, centred)
-    numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
-    numbers |= {} if horizon is None else {"horizon": horizon}
+    c, a = damping(saturation, shared, horizon)
+    numbers = {"eps": eps, "gamma": gamma, "saturation": c, "shared": a}
+    numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
     rule = _belief(b1, b2, gain, centered, nesterov, **numbers)
     return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
@@ -162,6 +167,7 @@ def kronecker_navigator(
     saturation: float = 4.0,
     shared: float = 0.75,
     horizon: int | None = None,
+    cooldown: float = 0.2,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
     mask: Any = None,
@@ -179,8 +185,8 @@ def kronecker_navigator(
         learning_rate, b1, b2, eps, weight_decay: As in `navigator`.
         basis_beta: Decay rate of the averaged covariances.
         refresh: Steps between two refreshes of a basis; matrices take turns.
-        gamma, gain, centered, nesterov, saturation, shared, horizon: As in `navigator`, in the
-            basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown: As in `navigator`,
+            in the basis.
         max_dim: Sides longer than this get no basis.
         matrix: ``"auto"``, True for a basis on every side, or False for none. For single arrays,
             use `optax.multi_transform`.
@@ -196,9 +202,11 @@ def kronecker_navigator(
     check_basis(refresh, max_dim, matrix)
     centered = _respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
-    numbers |= {} if horizon is None else {"horizon": horizon}
+    numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
     inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
-    rule = RotatedRule(dt=1.0, inner=inner, basis_beta=plain(basis_beta), refresh=refresh)
+    # A matrix counts its steps from the second gradient on.
+    turned = inner if horizon is None else replace(inner, horizon=horizon - 1)
+    rule = RotatedRule(dt=1.0, inner=turned, basis_beta=plain(basis_beta), refresh=refresh)
 
     def assign(leaves: list[Any], _: Any) -> list[Rule]:
         sizes = [

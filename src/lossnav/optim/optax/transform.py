@@ -131,7 +131,7 @@ def transform(
                 length = now.dt
                 if isinstance(inner, BeliefRule):
                     number = state.count + 1 if inner is now else jnp.maximum(old["step"], 1)
-                    length = inner.decay_length(number.astype(x.dtype), now.dt)
+                    length = length * inner.time_left(number.astype(x.dtype))
                 move = ((x + decayed(x, length * _like(weight_decay, x))) + move) - x
             moves.append(_narrow(_chosen(ok, move, jnp.zeros_like(move)), theta))
             kept.append({name: _chosen(ok, new[name], value) for name, value in old.items()})

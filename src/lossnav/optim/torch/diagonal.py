@@ -328,7 +328,7 @@ def numbers_of(rule: BeliefRule, group: Group, times: list[float]) -> list[Scala
     """The scalars of each tensor, as floats; keeps the peak of the learning rate."""
     lr = float(group["lr"].detach() if isinstance(group["lr"], Tensor) else group["lr"])
     peak = 1.0
-    if rule.by_peak:
+    if rule.saturation:
         peak = max(lr, float(group["peak_lr"]))
         group["peak_lr"].fill_(peak)
     known = {t: rule.scalars(t, lr, peak) for t in set(times)}
@@ -344,7 +344,7 @@ def numbers_traced(
         return numbers_of(rule, group, [step.item()])[0]
     lr = lr.reshape(()).to(x.device) if isinstance(lr, Tensor) else lr
     peak: Any = 1.0
-    if rule.by_peak:
+    if rule.saturation:
         held = group["peak_lr"]
         now = (lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=held.dtype)).to(held)
         peak = torch.where(now >= held, now, held)

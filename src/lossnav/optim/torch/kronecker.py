@@ -8,6 +8,7 @@ saves part of its products.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from lossnav.optim.torch.diagonal import (
 )
 from lossnav.optim.torch.navigator import Navigator, respelled
 from lossnav.optim.torch.shards import gathered, is_sharded, part, shared_out, whole
+from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.kronecker import (
     check_basis,
     first_basis,
@@ -86,8 +88,8 @@ class KroneckerNavigator(Navigator):
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
-        gamma, gain, centered, nesterov, saturation, shared, horizon: As in `Navigator`, in the
-            basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown: As in `Navigator`,
+            in the basis.
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
@@ -129,6 +131,7 @@ class KroneckerNavigator(Navigator):
         saturation: float = 4.0,
         shared: float = 0.75,
         horizon: int | None = None,
+        cooldown: float = 0.2,
         max_dim: int = 4096,
         matrix: bool | Literal["auto"] = "auto",
         maximize: bool = False,
@@ -142,9 +145,10 @@ class KroneckerNavigator(Navigator):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "basis_beta": basis_beta, "refresh": refresh, "gamma": gamma, "gain": gain,
             "centered": respelled(centered, centred), "nesterov": nesterov,
-            "saturation": saturation, "shared": shared, "horizon": horizon, "max_dim": max_dim,
-            "matrix": matrix, "maximize": maximize, "foreach": foreach,
-            "capturable": capturable, "differentiable": differentiable, "nonfinite": nonfinite,
+            "saturation": saturation, "shared": shared, "horizon": horizon,
+            "cooldown": cooldown, "max_dim": max_dim, "matrix": matrix,
+            "maximize": maximize, "foreach": foreach, "capturable": capturable,
+            "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super(Navigator, self).__init__(params, settings)
 
@@ -252,7 +256,7 @@ class KroneckerNavigator(Navigator):
 
     def _begin(self, group: Group, stack: list[MatrixStep]) -> None:
         """Set up the basis from first gradients; nothing moves but by decay."""
-        if self._form(group).by_peak:
+        if group["saturation"]:
             numbers_of(self._form(group), group, [1.0])  # records the peak of lr
         if group["weight_decay"]:
             for theta, _, _ in stack:
@@ -270,8 +274,13 @@ class KroneckerNavigator(Navigator):
             _set_basis(state, {axis: Q[i] for axis, Q in basis.items()})
             state["step"] += 1
 
-    def _move(self, group: Group, stack: list[MatrixStep], G: Tensor) -> None:
+    def _matrix_form(self, group: Group) -> BeliefRule:
+        """The rule of a matrix, whose count of steps begins with the second gradient."""
         form = self._form(group)
+        return form if form.horizon is None else replace(form, horizon=max(form.horizon - 1, 1))
+
+    def _move(self, group: Group, stack: list[MatrixStep], G: Tensor) -> None:
+        form = self._matrix_form(group)
         states = [state for _, _, state in stack]
         basis = _basis_of(states)
         seen = zero_rounding_noise(rotate(G, basis))
@@ -287,7 +296,7 @@ class KroneckerNavigator(Navigator):
     def _move_plainly(self, group: Group, one: MatrixStep) -> None:
         """The same for one matrix, by operations that autograd can follow."""
         theta, grad, state = one
-        form = self._form(group)
+        form = self._matrix_form(group)
         n = numbers_traced(form, group, state["step"], grad, None)
         # Copies, as a refresh changes the basis in place and a backward pass needs the old one.
         basis = {axis: Q[0].clone() for axis, Q in _basis_of([state]).items()}

@@ -13,7 +13,7 @@ from lossnav._base import checks
 from lossnav.optim.torch.base import Group, _home
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
 from lossnav.optim.torch.moving import adamw_state, is_adam, moved_in, summary, translated
-from lossnav.rules.diagonal import BeliefRule
+from lossnav.rules.diagonal import BeliefRule, damping
 from lossnav.rules.gains import Betas
 
 
@@ -56,9 +56,15 @@ class Navigator(DiagonalOptimizer):
             ``gain="kalman"``, :math:`m_t+K(g_t-m_t)`.
         saturation: Strength of curvature damping; 0 recovers Adam. Coordinates with large v take
             shorter steps, those with small v longer ones, and all steps shrink less than ``lr``
-            does when a schedule lowers it.
+            does when a schedule lowers it. By default 4, and 2 with a horizon (tuned numbers).
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 (each by its
-            own v) to 1 (all alike).
+            own v) to 1 (all alike). By default 0.5, and 0 with a horizon.
+        horizon: Number of steps until training ends; None for an open end. Steps and weight decay
+            then shrink linearly over the last ``cooldown * horizon`` steps, and are zero
+            afterwards: no scheduler is needed. To train on, set a later ``horizon`` in
+            ``param_groups``.
+        cooldown: Fraction of the horizon over which steps shrink (a tuned number);
+            `lossnav.schedule` derives it from beliefs about curvature and noise.
         maximize: Maximize the objective instead of minimizing it.
         foreach: Use the implementation over lists of tensors. None chooses.
         fused: Use the implementation in one pass over memory. On a CPU it is compiled by numba at
@@ -86,7 +92,7 @@ class Navigator(DiagonalOptimizer):
 
     _formula = (
         "weight_decay", "eps", "gamma", "gain", "centered", "nesterov", "saturation", "shared",
-        "horizon",
+        "horizon", "cooldown",
     )  # fmt: skip
 
     def __init__(
@@ -101,9 +107,10 @@ class Navigator(DiagonalOptimizer):
         gain: Literal["betas", "kalman"] = "betas",
         centered: bool = False,
         nesterov: bool = True,
-        saturation: float = 4.0,
-        shared: float = 0.5,
+        saturation: float | None = None,
+        shared: float | None = None,
         horizon: int | None = None,
+        cooldown: float = 0.2,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -112,11 +119,12 @@ class Navigator(DiagonalOptimizer):
         nonfinite: Literal["skip", "raise", "ignore"] = "skip",
         centred: bool | None = None,
     ) -> None:
+        c, a = damping(saturation, shared, horizon)
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "gamma": gamma,
             "gain": gain, "centered": respelled(centered, centred), "nesterov": nesterov,
-            "saturation": saturation, "shared": shared, "horizon": horizon, "maximize": maximize,
-            "foreach": foreach, "fused": fused, "capturable": capturable,
+            "saturation": c, "shared": a, "horizon": horizon, "cooldown": cooldown,
+            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
@@ -125,6 +133,7 @@ class Navigator(DiagonalOptimizer):
         for name in ("eps", "weight_decay", "gamma", "saturation"):
             checks.non_negative(name, group[name])
         checks.share("shared", group["shared"])
+        checks.share("cooldown", group["cooldown"])
         check_horizon(group["horizon"])
         for i, beta in enumerate(group["betas"]):
             checks.fraction(f"betas[{i}]", beta)
@@ -207,6 +216,7 @@ class Navigator(DiagonalOptimizer):
     def _adopt(self, own: Group, group: Group) -> None:
         group.setdefault("shared", 0.0)  # saved before there were such settings
         group.setdefault("horizon", None)
+        group.setdefault("cooldown", 0.2)
         if "centred" in group:  # saved before it was renamed
             group["centered"] = group.pop("centred")
         super()._adopt(own, group)
@@ -214,17 +224,7 @@ class Navigator(DiagonalOptimizer):
         group["peak_lr"] = peak.to(own["peak_lr"].device, copy=True)
 
     def _rule(self, group: Group) -> BeliefRule:
-        names = (
-            "eps",
-            "weight_decay",
-            "gamma",
-            "gain",
-            "nesterov",
-            "saturation",
-            "shared",
-            "horizon",
-        )
-        settings = {name: group[name] for name in names}
+        settings = {name: group[name] for name in self._formula if name != "centered"}
         second = "centered" if group["centered"] else "plain"
         return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
 
