@@ -60,6 +60,16 @@ def scheduled(rule, schedule):
     return run
 
 
+def with_horizon(rate, N, kappa):
+    """Navigator(horizon=N) as it comes: damping by each coordinate, and a cooldown."""
+    return scheduled(
+        BeliefRule.practical(
+            1.0, betas=(0.9, 0.99), nesterov=True, saturation=2.0, shared=0.0, horizon=N
+        ),
+        constant,
+    )(rate, N, kappa)
+
+
 def early_late(rate, N, kappa):
     """Adam early, filter late: -g / (sqrt(E g^2)/rate + kappa v (t + 1)), v the measured noise."""
     m = square = noise = 0.0
@@ -92,6 +102,7 @@ RULES = {
     "AdamW, WSD (20 %)": scheduled(ADAM, wsd),
     "Navigator, linear decay": scheduled(SATURATED, linear),
     "Navigator, no saturation, linear": scheduled(NAVIGATOR, linear),
+    "Navigator(horizon)": with_horizon,
     "Adam early, filter late": early_late,
 }
 

@@ -1,8 +1,8 @@
 """Navigator with a horizon beside its peers with every usual schedule, on text; each rule at its best rate.
 
 Peers: AdamW, Adam with look-ahead (`Navigator(saturation=0)`) and NAdam. Schedules: linear, cosine, WSD (rate held, 20 % cooldown) and "late" 5s/(1 + 4s), s the time left. All
-have the same warm-up (10 %). Rates are tuned by validation loss on seed 0, on a grid that is extended until its best
-point is not on an edge; the table has the test loss on fresh seeds and paired differences to the best peer.
+have the same warm-up (10 %). The rate and beta1 (0.8 or 0.9) are tuned by validation loss on seed 0, on a grid that is
+extended until the best rate is not on an edge; the table has the test loss on fresh seeds and paired differences to the best peer.
 
 Every run is appended to a file as soon as it ends, and is not repeated:
 
@@ -33,37 +33,39 @@ SCHEDULES = {
     "wsd": lambda s: min(1.0, 5 * s),
     "late": lambda s: 5 * s / (1 + 4 * s),
 }
-ADAM_RATES = [1e-3, 2e-3, 4e-3, 8e-3]
+RATES = [1e-3, 2e-3, 4e-3]
+BETAS = [0.8, 0.9]
+KEY = ("rule", "lr", "beta1", "steps", "seed", "size")
 
 
-def navigator(params, lr, N, **settings):
+def navigator(params, lr, betas, N, **settings):
     from lossnav.optim.torch import Navigator
 
-    return Navigator(params, lr, (0.9, 0.99), **settings)
+    return Navigator(params, lr, betas, **settings)
 
 
-def adamw(params, lr, N):
+def adamw(params, lr, betas, N):
     import torch
 
-    return torch.optim.AdamW(params, lr, (0.9, 0.99), weight_decay=0.0)
+    return torch.optim.AdamW(params, lr, betas, weight_decay=0.0)
 
 
-def nadam(params, lr, N):
+def nadam(params, lr, betas, N):
     import torch
 
-    return torch.optim.NAdam(params, lr, (0.9, 0.99))
+    return torch.optim.NAdam(params, lr, betas)
 
 
-def horizon(params, lr, N, **settings):
-    return navigator(params, lr, N, horizon=N, **settings)
+def horizon(params, lr, betas, N, **settings):
+    return navigator(params, lr, betas, N, horizon=N, **settings)
 
 
-def look_ahead(params, lr, N):
-    return navigator(params, lr, N, saturation=0.0)
+def look_ahead(params, lr, betas, N):
+    return navigator(params, lr, betas, N, saturation=0.0)
 
 
-def without_damping(params, lr, N):
-    return horizon(params, lr, N, saturation=0.0)
+def without_damping(params, lr, betas, N):
+    return horizon(params, lr, betas, N, saturation=0.0)
 
 
 ARMS = {
@@ -94,12 +96,12 @@ def run(job):
     from lossnav.studies.trial.setup import endless
 
     torch.set_num_threads(1)
-    name, lr, N, seed, size = (job[key] for key in ("rule", "lr", "steps", "seed", "size"))
+    name, lr, beta1, N, seed, size = (job[key] for key in KEY)
     make, kind = ARMS[name]
     task = Characters(**SIZES[size])
     torch.manual_seed(seed)
     model = task.model()
-    optimizer = make(list(model.named_parameters()), lr, N)
+    optimizer = make(list(model.named_parameters()), lr, (beta1, 0.99), N)
     rates = [group["lr"] for group in optimizer.param_groups]
     began = time.process_time()
     for step, batch in zip(range(N), endless(task, seed), strict=False):
@@ -129,7 +131,7 @@ class Results:
 
     @staticmethod
     def key(job):
-        return tuple(job[name] for name in ("rule", "lr", "steps", "seed", "size"))
+        return tuple(job[name] for name in KEY)
 
     def get(self, jobs):
         missing = [job for job in jobs if self.key(job) not in self.known]
@@ -142,18 +144,22 @@ class Results:
 
 
 def tuned(results, name, steps, size, rates):
-    """The rate with the least validation loss on seed 0, which is inside the grid."""
+    """The rate and beta1 with the least validation loss on seed 0; the rate is inside the grid."""
     rates = sorted(rates)
     while True:
-        jobs = [{"rule": name, "lr": lr, "steps": steps, "seed": 0, "size": size} for lr in rates]
-        losses = [entry["validation"] for entry in results.get(jobs)]
-        best = losses.index(min(losses))
-        if best == 0:
+        points = [(lr, beta1) for lr in rates for beta1 in BETAS]
+        jobs = [dict(zip(KEY, (name, *point, steps, 0, size), strict=True)) for point in points]
+        losses = {
+            point: entry["validation"]
+            for point, entry in zip(points, results.get(jobs), strict=True)
+        }
+        best = min(losses, key=losses.get)
+        if best[0] == rates[0]:
             rates = [rates[0] / 2, *rates]
-        elif best == len(rates) - 1:
+        elif best[0] == rates[-1]:
             rates = [*rates, rates[-1] * 2]
         else:
-            return rates[best], losses[best]
+            return best, losses[best]
 
 
 def interval(differences):
@@ -174,21 +180,21 @@ def main():
     parser.add_argument("--seeds", type=int, default=0, help="fresh seeds to report on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=list(ARMS))
-    parser.add_argument("--rates", nargs="*", type=float, default=ADAM_RATES)
+    parser.add_argument("--rates", nargs="*", type=float, default=RATES)
     asked = parser.parse_args()
     results = Results(asked.out, asked.jobs)
     best = {name: tuned(results, name, asked.steps, asked.size, asked.rates) for name in asked.only}
-    print(f"\n| {asked.size}, {asked.steps} steps | lr | validation, seed 0 | test | difference |")
+    print(f"\n| {asked.size}, {asked.steps} steps | lr, beta1 | validation | test | difference |")
     print("| --- | --- | --- | --- | --- |")
     tests = {}
-    for name, (lr, _) in best.items():
+    for name, (point, _) in best.items():
         jobs = [
-            {"rule": name, "lr": lr, "steps": asked.steps, "seed": seed, "size": asked.size}
+            dict(zip(KEY, (name, *point, asked.steps, seed, asked.size), strict=True))
             for seed in range(100, 100 + asked.seeds)
         ]
         tests[name] = [entry["test"] for entry in results.get(jobs)]
     peers = [name for name in best if "Navigator" not in name]
-    for name, (lr, loss) in sorted(best.items(), key=lambda item: item[1][1]):
+    for name, ((lr, beta1), loss) in sorted(best.items(), key=lambda item: item[1][1]):
         cells = ["", ""]
         if asked.seeds:
             mean = sum(tests[name]) / asked.seeds
@@ -198,7 +204,7 @@ def main():
                 f"{mean:.4f}",
                 f"{sum(pairs) / len(pairs):+.4f} ± {interval(pairs):.4f} to {rival}",
             ]
-        print(f"| {name} | {lr:g} | {loss:.4f} | {' | '.join(cells)} |")
+        print(f"| {name} | {lr:g}, {beta1:g} | {loss:.4f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
