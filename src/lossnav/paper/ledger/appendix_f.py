@@ -1,4 +1,4 @@
-"""Checks of App. F: a metric."""
+"""Checks of Sec. 4 and App. F: a metric."""
 
 from __future__ import annotations
 
@@ -10,11 +10,45 @@ from scipy import linalg
 from sympy import Matrix
 
 from lossnav.paper.ledger import problems, symbols
-from lossnav.paper.ledger.comparison import Evidence, approached, check, defined, derived, numeric
+from lossnav.paper.ledger.comparison import (
+    Evidence,
+    approached,
+    check,
+    corrected,
+    defined,
+    derived,
+    numeric,
+)
 from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import displayed_cost, metric, random, spd
 from lossnav.paper.ledger.symbols import ETA, GAMMA, H, K, anything, g, start, system, unknown
 from lossnav.problem.landscapes import Function, Himmelblau
 from lossnav.problem.objective import Objective
+
+# Sec. 4, first half
+
+
+@check("4.1")
+def objective_with_metric(form: Form) -> Evidence:
+    """The displayed integral is the library's J with a varying metric, on a random path."""
+    return displayed_cost(form, metric=metric, eta=0.7, k=1.2, gamma=0.5)
+
+
+@check("4.2")
+def momentum_with_metric(form: Form) -> Evidence:
+    """The derived acceleration: the printed form holds only for a constant metric."""
+    s = anything(2, metric=True)
+    letters = s.letters | {"p": s.v, "dp": s.acceleration}
+    return corrected(form, lambda shown: derived(*shown.pairs(**letters)))
+
+
+@check("4.3")
+def three_rules_with_metric(form: Form) -> Evidence:
+    """The same limits of the exact step, and any dt, with a random metric."""
+    return problems.three_rules(form, problems.local("4.3"), 1.5, metric=spd(random("4.3 G"), 3))
+
+
+# App. F
 
 
 @check("F.1")

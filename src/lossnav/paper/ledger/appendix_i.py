@@ -1,4 +1,4 @@
-"""Checks of App. I: the objective and the equations of uncertain weights, and their limit."""
+"""Checks of Sec. 6 and App. I: uncertain weights, their equations and the limit of these."""
 
 from __future__ import annotations
 
@@ -10,17 +10,119 @@ import sympy
 from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import comparison, problems, section6, symbols
-from lossnav.paper.ledger.comparison import Evidence, approached, check, closing, derived, numeric
+from lossnav.paper.ledger import problems, symbols
+from lossnav.paper.ledger.comparison import (
+    Evidence,
+    approached,
+    check,
+    closing,
+    defined,
+    derived,
+    numeric,
+)
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import STRONG, Path, random, same_cost, smooth_path, spd
-from lossnav.paper.ledger.section6 import NODES, WEIGHTS, accelerated, log_normal, weights
-from lossnav.paper.ledger.symbols import H, K, System, local_loss, system, unknown
+from lossnav.paper.ledger.problems import SHORT, STRONG, Path, random, same_cost, smooth_path, spd
+from lossnav.paper.ledger.symbols import (
+    CONSTANTS,
+    H,
+    K,
+    System,
+    g,
+    local_loss,
+    start,
+    system,
+    unknown,
+)
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.geometry import FisherGaussian
 from lossnav.problem.landscapes import Function, MuellerBrown, Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
+
+# Sec. 6
+
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def log_normal(x: FloatArray, mu: Any, v: Any) -> FloatArray:
+    """The log density of a normal distribution."""
+    return -((x - mu) ** 2) / (2 * v) - np.log(2 * np.pi * v) / 2
+
+
+def divergence(mu: FloatArray, v: FloatArray, mu1: FloatArray, v1: FloatArray) -> float:
+    """KL of the normals (mu1, v1) from (mu, v), by quadrature of the definition."""
+    x = mu1[:, None] + np.sqrt(v1)[:, None] * NODES
+    ratio = log_normal(x, mu1[:, None], v1[:, None]) - log_normal(x, mu[:, None], v[:, None])
+    return float((ratio @ WEIGHTS).sum())
+
+
+def entropy_of(mu: FloatArray, v: FloatArray) -> float:
+    """Entropy of independent normals, by quadrature of -p log p."""
+    x = mu[:, None] + np.sqrt(v)[:, None] * NODES
+    return -float((log_normal(x, mu[:, None], v[:, None]) @ WEIGHTS).sum())
+
+
+DISTRIBUTIONS: dict[str, Any] = {
+    "p": lambda x, mean, variance: (x * mean[:, 0], x * variance[:, 0]),
+    "theta": 1.0,  # what a distribution is about: no value of it enters
+    "D_KL": lambda ahead, here: divergence(*here, *ahead),
+    "Entropy": lambda here: entropy_of(*here),
+}
+"""A distribution as its means and variances, and functions of it by quadrature."""
+
+
+def costs(
+    form: Form, task: Objective, state: FloatArray, speed: FloatArray, mean_loss: Any
+) -> Evidence:
+    """The displayed integrand with divergence and entropy by quadrature, as dt shrinks, against the
+    library's costs of motion and of a state."""
+    (mu, v), (dmu, dv) = np.split(state, 2), np.split(speed, 2)
+    ours = float(task.kinetic(state, speed) + task.potential(state))
+    letters = {"eta": task.eta, "k": task.k, "gamma": 0.5, "t": 0.3}
+    gaps = []
+    for dt in SHORT:
+        ahead = {"mu_t+1": mu + dmu * dt, "v_t+1": v + dv * dt, "mu": mu, "v": v, "Dt": dt}
+        shown = form.side(0, 1, **letters, **DISTRIBUTIONS, **ahead, Loss=mean_loss)
+        gaps.append(abs(ours * np.exp(-0.5 * 0.3) - shown))
+    return approached(SHORT, gaps, order=1)
+
+
+@check("6.1")
+def objective_of_two_weights(form: Form) -> Evidence:
+    """KL over eta dt^2 and the entropy, by quadrature, against the library's costs."""
+    rng = random("6.1")
+    mu, dmu, v, dv = *rng.normal(size=(2, 2)), rng.uniform(0.5, 2, size=2), rng.normal(size=2)
+    loss = Quadratic(spd(rng, 2), minimum=rng.normal(size=2))
+    grid = np.stack(np.meshgrid(*(mu[:, None] + np.sqrt(v)[:, None] * NODES)), -1)
+    # The grid's first axis belongs to the second weight; both have the same quadrature weights.
+    mean = WEIGHTS @ loss(grid) @ WEIGHTS
+    task = weight_uncertainty(loss, eta=0.7, k=1.4)
+    return costs(form, task, np.concatenate([mu, v]), np.concatenate([dmu, dv]), mean)
+
+
+def weights(s: System) -> dict[str, Any]:
+    """Values for the letters of a display of two uncertain weights: means and variances."""
+    letters: dict[str, Any] = CONSTANTS | {"g": g, "H": H, "mu0": start, "dim": 2}
+    for dots, column in {"": s.theta, "d": s.v, "dd": s.a}.items():
+        letters |= {f"{dots}mu": column[:2, 0], f"{dots}v": column[2:, 0]}
+    return letters
+
+
+def accelerated(s: System) -> dict[str, Any]:
+    """The same with the derived accelerations."""
+    return weights(s) | {"ddmu": s.acceleration[:2, 0], "ddv": s.acceleration[2:, 0]}
+
+
+@check("6.2")
+def equations_of_two_weights(form: Form) -> Evidence:
+    """The derived equations of two uncertain weights on a quadratic loss in symbols."""
+    loss = Function(local_loss, names=["theta1", "theta2"])
+    return derived(*form.pairs(**accelerated(system(weight_uncertainty(loss)))))
+
+
+# App. I
 
 
 @check("I.1")
@@ -33,7 +135,7 @@ def objective(form: Form) -> Evidence:
     state, speed = np.array([0.4, 0.7]), np.array([-0.9, 1.1])
     mean = WEIGHTS @ bumpy([state[0] + np.sqrt(state[1]) * NODES])
     task = weight_uncertainty(Function(bumpy, names=["w"]), eta=1.2, k=0.8)
-    return section6.costs(form, task, state, speed, mean)
+    return costs(form, task, state, speed, mean)
 
 
 def expectation(odds: FloatArray, grid: FloatArray, at: Any) -> Any:
@@ -59,7 +161,7 @@ def divergence_of_a_step(form: Form) -> Evidence:
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
         mean = functools.partial(expectation, odds, grid)
         own = letters | {"Dt": dt, "mean": mean, "p": density}
-        ours = form.side(0, 0, **own | section6.DISTRIBUTIONS)
+        ours = form.side(0, 0, **own | DISTRIBUTIONS)
         pairs += [(ours, form.side(0, n, **own)) for n in range(1, 5)]
         gaps.append(abs(float(ours - form.side(0, 5, **own))))
     return approached(steps, gaps, order=3).also(numeric(*pairs, tol=1e-8))
@@ -70,7 +172,7 @@ def entropy(form: Form) -> Evidence:
     """The entropy of three random weights, by quadrature of -p log p."""
     rng = random("I.3")
     mu, v = rng.normal(size=3), rng.uniform(0.2, 3, size=3)
-    return numeric(*form.pairs(**section6.DISTRIBUTIONS, mu=mu, v=v, dim=3))
+    return numeric(*form.pairs(**DISTRIBUTIONS, mu=mu, v=v, dim=3))
 
 
 def positive_path(name: str) -> Path:
@@ -123,7 +225,7 @@ def any_loss() -> tuple[System, dict[str, Any]]:
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, with its Fisher metric and an undefined loss."""
     s, own = any_loss()
-    return comparison.defined(*form.pairs(**weights(s) | own, L=s.equations.lagrangian))
+    return defined(*form.pairs(**weights(s) | own, L=s.equations.lagrangian))
 
 
 @check("I.6")
