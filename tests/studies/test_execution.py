@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from lossnav.cli.commands import app
 from lossnav.studies import estimate, report, store
-from lossnav.studies.engines import RunContext, interrupts
+from lossnav.studies.engines import RunContext, deferred
 from lossnav.studies.execution import check, dry_run, run
 from lossnav.studies.progress import Quiet
 from lossnav.studies.spec import Study, StudyError, plan, read
@@ -541,21 +541,21 @@ def test_ctrl_c_at_any_line_leaves_no_worker_and_no_lock(again):
 
 def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing():
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred() as check:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), deferred() as check:  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
-        with interrupts.deferred() as inner:
+        with deferred() as inner:
             assert inner is check
         done = True
         check()
         pytest.fail("not noticed")
     assert done
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+    with pytest.raises(KeyboardInterrupt), deferred():
         signal.raise_signal(signal.SIGINT)
-    with pytest.raises(ValueError, match="another"), interrupts.deferred():  # noqa: PT012
+    with pytest.raises(ValueError, match="another"), deferred():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         raise ValueError("another")
     code = (
-        "import signal\nfrom lossnav.studies.engines.interrupts import deferred\n"
+        "import signal\nfrom lossnav.studies.engines import deferred\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with deferred():\n    while True: signal.raise_signal(signal.SIGINT)"
     )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lossnav.studies import engines, estimate
-from lossnav.studies.engines import interrupts
 from lossnav.studies.progress import Progress, Quiet
 from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, plan, read
@@ -102,7 +101,7 @@ def run(
         progress.say(f"The study {study.name} is stored in {place}.")
         try:
             # Ctrl-C waits until no worker can be forgotten; training in this process is stopped.
-            with interrupts.deferred() if where.elsewhere else contextlib.nullcontext():
+            with engines.deferred() if where.elsewhere else contextlib.nullcontext():
                 try:
                     _Run(study, metrics, store, where, progress, retry_failed).all()
                 finally:

@@ -31,6 +31,7 @@ from lossnav.studies.engines import (
     ATTEMPTS,
     Engine,
     RunContext,
+    deferred,
     died,
     exit_with,
     failed,
@@ -38,7 +39,6 @@ from lossnav.studies.engines import (
     perform,
     write_progress,
 )
-from lossnav.studies.engines.interrupts import deferred
 from lossnav.studies.progress import Progress
 from lossnav.studies.store import packed, scratch, unpacked
 from lossnav.studies.tasks import Split, Task

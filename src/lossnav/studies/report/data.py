@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.studies.statistics import Better, Interval, interval
-from lossnav.studies.statistics.comparisons import Comparison, compare_all
-from lossnav.studies.statistics.curves import (
+from lossnav.studies.statistics import (
+    Better,
+    Interval,
     Range,
     Reach,
     edges,
     first_reach,
+    interval,
     is_number,
     reach,
     usable_range,
 )
+from lossnav.studies.statistics.comparisons import Comparison, compare_all
 from lossnav.studies.trial import Result
 
 Study = Mapping[str, Any]

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lossnav.studies.report.data import RuleView, TaskView
-from lossnav.studies.statistics import Interval
-from lossnav.studies.statistics.curves import Reach
+from lossnav.studies.statistics import Interval, Reach
 from lossnav.studies.trial import Result
 
 
