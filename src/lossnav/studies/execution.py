@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lossnav.studies import engines, estimate
-from lossnav.studies.progress import Progress, Quiet
+from lossnav.studies import engines
+from lossnav.studies.progress import STARTUP, Pair, Progress, Quiet, total_seconds
 from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, plan, read
 from lossnav.studies.store import FORMAT, Store, load
@@ -78,10 +78,8 @@ def run(
     if not isinstance(study, Study):
         study = Study.from_dict(study) if isinstance(study, Mapping) else read(study)
     progress = progress or Quiet()
-    if jobs < 1 or processes < 1:
-        raise ValueError(
-            f"There must be one or more processes, but {min(jobs, processes)} is given."
-        )
+    if (fewest := min(jobs, processes)) < 1:
+        raise ValueError(f"There must be one or more processes, but {fewest} is given.")
     place = Path("studies") / study.name if folder is None else Path(folder)
     data = os.environ.get("LOSSNAV_DATA")
     shared = engines.RunContext(
@@ -294,7 +292,7 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     left = sum(map(len, phases.values()))
     if len(here) == len(study.tasks):
         threads = study.training.threads
-        seconds = estimate.total(
+        seconds = total_seconds(
             phases, costs, startup=startup, jobs=jobs, threads=threads, engine=engine
         )
     return {
@@ -334,13 +332,13 @@ def _has_data(kind: str) -> bool | None:
 def _startup() -> float:
     """Seconds in which a process imports what training needs; measured if that is new."""
     if _TRAINING in sys.modules:
-        return estimate.STARTUP
+        return STARTUP
     began = time.perf_counter()
     _training()
     return time.perf_counter() - began
 
 
-def _left(study: Study, folder: Path) -> dict[Phase, list[estimate.Pair]]:
+def _left(study: Study, folder: Path) -> dict[Phase, list[Pair]]:
     """Task and rule of each trial that an earlier run has not finished, as far as tuning tells."""
     stored: dict[str, Any] = {}
     results: list[Result] = []
