@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lossnav.cli.commands import app
-from lossnav.studies import estimate, report, store
+from lossnav.studies import progress, report, store
 from lossnav.studies.engines import RunContext, deferred
 from lossnav.studies.execution import check, dry_run, run
 from lossnav.studies.progress import Quiet
@@ -367,8 +367,8 @@ def test_a_dry_run_tells_the_plan_and_leaves_nothing(file, tmp_path, monkeypatch
 
 def test_the_estimate_counts_points_seeds_processes_and_starts(tmp_path, monkeypatch):
     """The fake trials cost 2 and 3 seconds, the first of a task and rule in a process 0.5 more."""
-    monkeypatch.setattr(estimate, "_cores", lambda: 2)
-    start = estimate.STARTUP
+    monkeypatch.setattr(progress, "usable_cores", lambda: 2)
+    start = progress.STARTUP
     report_ = 0.35 * start
     with fake:
         importlib.import_module("fake_training")  # so that its import is not timed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +60,8 @@ def study(
     asked = study_file.read(file)
     asked = asked.only(only) if only else asked
     place = Path("studies") / asked.name if out is None else out
-    jobs = _default_jobs(asked.training.threads) if jobs is None else jobs
+    if jobs is None:
+        jobs = max(1, min(progress.usable_cores() // asked.training.threads, MOST_JOBS))
     if jobs < 1 or processes < 1:
         option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
         raise ValueError(f"{option} is {value}, but it must be one or more.")
@@ -90,14 +90,6 @@ def study(
         print_json(found)
     else:
         typer.echo(text)
-
-
-def _default_jobs(threads: int) -> int:
-    try:
-        usable = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        usable = os.cpu_count() or 1
-    return max(1, min(usable // threads, MOST_JOBS))
 
 
 def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:

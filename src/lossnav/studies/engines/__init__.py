@@ -322,12 +322,7 @@ def exit_with(starter: int, *, parent: bool = True) -> None:
 
 
 def make(
-    name: str,
-    context: RunContext,
-    *,
-    jobs: int = 1,
-    address: str | None = None,
-    processes: int = 2,
+    name: str, context: RunContext, *, jobs: int = 1, address: str | None = None, processes: int = 2
 ) -> Engine:
     """The engine of that name."""
     choice("engine", name, NAMES)

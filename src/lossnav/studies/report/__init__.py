@@ -59,10 +59,13 @@ def write(folder: Path | str) -> Path:
     study, everything = store.load(folder)
     results = sorted(current(study, everything), key=_order)
     tasks = gather(study, results)
+    views = (_summary(task, view) for task in tasks for view in task.rules)
+    pairs = (_comparison(task, pair) for task in tasks for pair in task.pairs)
+    evaluations = (row for result in results for row in _evaluations(result))
     for name, content in (
-        ("summary.csv", summary_csv(tasks)),
-        ("comparisons.csv", comparisons_csv(tasks)),
-        ("curves.csv", curves_csv(results)),
+        ("summary.csv", _as_csv(_SUMMARY, views)),
+        ("comparisons.csv", _as_csv(_COMPARISONS, pairs)),
+        ("curves.csv", _as_csv(_CURVES, evaluations)),
         ("report.html", _page(folder, study, tasks, results)),
     ):
         # A file name may hold half of a surrogate pair, which UTF-8 cannot encode.
@@ -120,7 +123,6 @@ def _read(path: Path) -> str:
 
 
 def _section(task: TaskView, anchor: str) -> dict[str, Any]:
-    """The contents of a task's section."""
     shown = sorted((v for v in task.rules if v.values or v.grid), key=lambda view: view.place)
     section: dict[str, Any] = {
         "view": task,
@@ -137,10 +139,6 @@ def _section(task: TaskView, anchor: str) -> dict[str, Any]:
     }
 
 
-def summary_csv(tasks: Sequence[TaskView]) -> str:
-    return _as_csv(_SUMMARY, (_summary(task, view) for task in tasks for view in task.rules))
-
-
 def _summary(task: TaskView, view: RuleView) -> Iterator[Any]:
     point = "" if view.point is None else json.dumps(dict(view.point))
     yield from (task.name, view.name, view.kind, point, task.metric, task.better)
@@ -152,11 +150,6 @@ def _summary(task: TaskView, view: RuleView) -> Iterator[Any]:
     yield from (len(view.grid), " ".join(f"{k}={v}" for k, v in view.edges.items()))
 
 
-def comparisons_csv(tasks: Sequence[TaskView]) -> str:
-    rows = (_comparison(task, pair) for task in tasks for pair in task.pairs)
-    return _as_csv(_COMPARISONS, rows)
-
-
 def _comparison(task: TaskView, pair: Comparison) -> Iterator[Any]:
     size = pair.difference
     yield from (task.name, task.metric, pair.first, pair.second)
@@ -165,12 +158,8 @@ def _comparison(task: TaskView, pair: Comparison) -> Iterator[Any]:
     yield from (pair.p, pair.p_holm, pair.p_t, pair.p_t_holm, pair.apart)
 
 
-def curves_csv(results: Iterable[Result]) -> str:
-    """Every evaluation of every trial in long form. The loss of each step is in the NPZ files."""
-    return _as_csv(_CURVES, (row for result in results for row in _evaluations(result)))
-
-
 def _evaluations(result: Result) -> Iterator[tuple[Any, ...]]:
+    """Every evaluation of a trial in long form. The loss of each step is in the NPZ files."""
     trial, curves = result.trial, result.curves
     about = (trial.key, trial.task, trial.rule, trial.phase, trial.seed)
     point = json.dumps(dict(trial.point))

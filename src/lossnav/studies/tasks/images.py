@@ -88,7 +88,6 @@ class ImageTask(Task):
             yield self._scaled(self._varied(x.index_select(0, rows), rng)), y.index_select(0, rows)
 
     def _varied(self, images: Tensor, rng: torch.Generator) -> Tensor:
-        """Augmented images, as bytes."""
         return images
 
     def _scaled(self, images: Tensor) -> Tensor:
@@ -120,12 +119,9 @@ class Layers(ImageTask):
     batch_size: int = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        small = self.data == "digits"
-        if self.hidden is None:
-            self.hidden = (64,) if small else (512, 256)
-        self.hidden = check_widths("hidden", self.hidden)
-        if self.batch_size is None:
-            self.batch_size = 64 if small else 128
+        hidden, batch_size = ((64,), 64) if self.data == "digits" else ((512, 256), 128)
+        self.hidden = check_widths("hidden", hidden if self.hidden is None else self.hidden)
+        self.batch_size = batch_size if self.batch_size is None else self.batch_size
         super().__post_init__()
         self._parts = {part: (x.flatten(1), y) for part, (x, y) in self._parts.items()}
 

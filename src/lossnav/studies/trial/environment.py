@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lossnav.studies.progress import usable_cores
+
 PACKAGES = (
     *("lossnav", "numpy", "scipy", "torch", "jax", "jaxlib", "optax"),
     *("scikit-learn", "joblib", "ray"),
@@ -39,7 +41,7 @@ def record(study_path: Path | str | None = None) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
-        "usable_cpus": _usable(),
+        "usable_cpus": usable_cores(),
         "memory_bytes": _memory(),
         "variables": {name: os.environ[name] for name in _THREADS if name in os.environ},
         "versions": {
@@ -117,11 +119,6 @@ def _cpu() -> str | None:
     if sys.platform == "darwin":
         return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
     return platform.processor() or platform.machine() or None
-
-
-def _usable() -> int | None:
-    """Processors that a container or a scheduler lets this process use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory() -> int | None:

@@ -70,7 +70,7 @@ def run_trial(
     status: Status = "done"
     reason = ""
     with reproducible(trial.seed, trial.threads):
-        listeners.started()
+        listeners.tell("started", trial)
         try:
             _train(TrialRun(trial, wrap), trial, log, listeners)
         except (Diverged, FloatingPointError) as error:
@@ -82,7 +82,7 @@ def run_trial(
         except Diverged as error:  # which caused any exception after it
             status, reason = "diverged", str(error)
         result = log.result(trial, status, reason)
-        listeners.finished(result)
+        listeners.tell("finished", result)
     return result
 
 
@@ -161,7 +161,7 @@ def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
     log.sizes = {"parameters": run.parameters, "state_bytes": 0}
     stops, sampled = judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
     batches = endless(run.task, trial.seed)
-    _judge(run, 0, log, listeners)
+    _judge(run, trial, 0, log, listeners)
     now = clock()
     for step in range(steps):
         loss = run.step(next(batches), step, None if step % sampled else log.rule_times)
@@ -170,22 +170,22 @@ def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
         log.step_times.append(now - before)
         log.seconds += now - before
         done = step + 1
-        listeners.tell(done, steps, loss, now)
+        listeners.reached(done, steps, loss, now)
         if done % LOOK == 0 or done in stops:
             if done in stops or not log.sizes["state_bytes"]:
                 log.sizes["state_bytes"] = tensor_bytes(run.optimizer.state)
             log.settle(listeners.steps)
             if done in stops:
-                _judge(run, done, log, listeners)
+                _judge(run, trial, done, log, listeners)
                 now = clock()
 
 
-def _judge(run: TrialRun, step: int, log: Log, listeners: Listeners) -> None:
+def _judge(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Listeners) -> None:
     began = clock()
     numbers = run.evaluate()
     log.evaluation_seconds += clock() - began
     log.evaluated(step, numbers, run.split)
-    listeners.evaluated(step, numbers)
+    listeners.tell("evaluated", trial, step, dict(numbers))
 
 
 def _reason(error: Exception) -> str:
@@ -264,8 +264,7 @@ class Log:
             "steps": self.steps,
             **self.sizes,
         }
-        peak = peak_bytes()
-        if peak is not None:
+        if (peak := peak_bytes()) is not None:
             cost["peak_bytes"] = peak
         final = self.rows[-1][2] if status == "done" else {}
         return Result(trial, status, reason, final, cost, curves)
@@ -283,22 +282,13 @@ class Listeners:
         self.trial, self.callbacks, self.progress = trial, list(callbacks), progress
         self._told = time.perf_counter()
 
-    def started(self) -> None:
-        self._each("started", self.trial)
-
     def steps(self, first: int, losses: Any) -> None:
         """The losses of consecutive steps from ``first`` on (counted from 1)."""
         if self.callbacks:
             for step, loss in enumerate(losses.tolist(), start=first):
-                self._each("step", self.trial, step, loss)
+                self.tell("step", self.trial, step, loss)
 
-    def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._each("evaluated", self.trial, step, dict(numbers))
-
-    def finished(self, result: Result) -> None:
-        self._each("finished", result)
-
-    def tell(self, step: int, steps: int, loss: Tensor, now: float) -> None:
+    def reached(self, step: int, steps: int, loss: Tensor, now: float) -> None:
         """Report progress at most ten times a second; the loss is only read then."""
         if self.progress is not None and (now - self._told >= _TOLD_EVERY or step == steps):
             self._told = now
@@ -308,10 +298,11 @@ class Listeners:
                 self.progress = None
                 self._drop("progress", error)
 
-    def _each(self, name: str, *args: Any) -> None:
+    def tell(self, event: str, *args: Any) -> None:
+        """Call a method of each callback."""
         for callback in list(self.callbacks):
             try:
-                getattr(callback, name)(*args)
+                getattr(callback, event)(*args)
             except Exception as error:
                 self.callbacks.remove(callback)
                 self._drop(type(callback).__name__, error)
