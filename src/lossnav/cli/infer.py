@@ -100,10 +100,10 @@ def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> A
     """The assumptions of an optimizer, or of a recorded run (its largest group or ``group=``)."""
     from lossnav.inference import infer as infer_optimizer
     from lossnav.inference import infer_log
-    from lossnav.studies.spec.lookup import check_settings
+    from lossnav.studies.spec import lookup
 
     if kind.endswith(".npz"):
-        check_settings(f"The record {kind!r}", settings, ["group"])
+        lookup.check_settings(f"The record {kind!r}", settings, ["group"])
         found = infer_log(kind, **settings)
         return dataclasses.replace(found, name=f"{found.name} in {kind}")
     name = " ".join([kind, *(f"{key}={value}" for key, value in settings.items())])
@@ -115,13 +115,13 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     from lossnav.inference.probes.probed_optimizer import ProbeError
-    from lossnav.studies.spec import lookup as _named
+    from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import factory
 
     if ":" in kind:
-        found = _named.locate(kind)
-        if _named.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
-            _named.check_settings(f"The function {kind!r}", settings, _named.accepted(found))
+        found = lookup.locate(kind)
+        if lookup.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
+            lookup.check_settings(f"The function {kind!r}", settings, lookup.accepted(found))
             step = functools.partial(found, **settings)
             step.__name__ = kind  # type: ignore[attr-defined]
             return step

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "ours,gradient-descent,ballistic,newton,sgd,adam,rmsprop"
 DERIVED = ("ours", "gradient-descent", "ballistic", "newton")
-TUNED = {
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adabelief": "AdaBelief",
-    "lion": "Lion",
-}
+_MEMBERS = ("SGD", "RMSprop", "Adam", "AdamW", "AdaBelief", "Lion")
+TUNED = {name.lower(): name for name in _MEMBERS}
 """Rules of `lossnav.rules.zoo` that have a learning rate."""
 RATES = tuple(2.0**n for n in range(-14, 3))
 """Learning rates tried for a rule that is given none."""

@@ -93,7 +93,6 @@ def _totals(objective: Objective, path: Trajectory, horizon: float) -> dict[str,
 def _as_dict(
     name: str, objective: Objective, path: Trajectory, horizon: float, method: str
 ) -> dict[str, Any]:
-    """The path and its costs as plain data."""
     from lossnav._base.files import plain
 
     found = {
@@ -128,7 +127,6 @@ def _columns(path: Trajectory) -> dict[str, FloatArray]:
 def _as_text(
     heading: str, objective: Objective, path: Trajectory, horizon: float, method: str
 ) -> str:
-    """The plain text for reading."""
     names = path.names
     endless = math.isinf(horizon)
     totals = _totals(objective, path, horizon)

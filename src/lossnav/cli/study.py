@@ -18,25 +18,19 @@ MOST_JOBS = 8
 def study(
     file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for everything; studies/NAME if not given.")
+        Path | None, typer.Option(help="Folder for everything; studies/NAME if not given.")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", help="Trials at a time; as many as there are processors."),
+        int | None, typer.Option(help="Trials at a time; as many as there are processors.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="joblib, serial, ray or torchrun.")
-    ] = "joblib",
+    engine: Annotated[str, typer.Option(help="joblib, serial, ray or torchrun.")] = "joblib",
     address: Annotated[
-        str | None,
-        typer.Option("--address", help="Of a Ray cluster; one is made here if not given."),
+        str | None, typer.Option(help="Of a Ray cluster; one is made here if not given.")
     ] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", help="Processes of each trial, with torchrun.")
-    ] = 2,
+    processes: Annotated[int, typer.Option(help="Processes of each trial, with torchrun.")] = 2,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="A rule of the study; the others wait. May be repeated."),
+        typer.Option(help="A rule of the study; the others wait. May be repeated."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the time it takes; run nothing.")
@@ -45,7 +39,7 @@ def study(
         bool, typer.Option("--retry-failed", help="Run trials again that failed before.")
     ] = False,
     callback: Annotated[
-        list[str] | None, typer.Option("--callback", help="tensorboard, wandb or mlflow.")
+        list[str] | None, typer.Option(help="tensorboard, wandb or mlflow.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,

@@ -185,4 +185,5 @@ def catalogue() -> dict[str, Any]:
 
 def schema(question: str) -> dict[str, Any]:
     """The request of a question as JSON Schema."""
-    return requests.schema(QUESTIONS[question][1])
+    fields = dict(QUESTIONS[question][1])
+    return {"type": "object", "additionalProperties": False, "properties": fields}

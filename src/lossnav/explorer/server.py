@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lossnav import __version__
 from lossnav.explorer import api
 from lossnav.explorer.guard import Guard
-from lossnav.explorer.workers import LIMIT, QUEUE, Busy, Lost, TooSlow, Workers
+from lossnav.explorer.workers import LIMIT, QUEUE, Unanswered, Workers
 
 LARGEST = 16 * 1024
 """Bytes of a request, at most."""
@@ -113,7 +113,7 @@ def create_app(
 
 
 async def _warm(workers: Workers) -> None:
-    with contextlib.suppress(TooSlow, Lost, Busy):
+    with contextlib.suppress(Unanswered):
         await workers.warm()
 
 
@@ -222,19 +222,8 @@ def _add_question(app: FastAPI, question: str) -> None:
         try:
             settings = await _read(request)
             status, text = await _while_wanted(request, question, settings)
-        except Unread as error:
+        except (Unread, Unanswered) as error:
             return _refusal(error.status, str(error))
-        except TooSlow:
-            limit = request.app.state.workers.limit
-            return _refusal(
-                422,
-                f"This takes longer than {limit:g} seconds, so it was stopped: use a milder "
-                "setting, a shorter horizon or a simpler formula.",
-            )
-        except Lost:
-            return _refusal(422, "The worker died on this; it may need too much memory.")
-        except Busy:
-            return _refusal(429, "Too many questions wait already: try again soon.")
         return Response(text, status, media_type="application/json")
 
 
@@ -340,11 +329,8 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.since = self.loop.time()
         self._expect(PATIENCE)
-        live = [
-            one
-            for one in self.connections
-            if isinstance(one, Connection) and not one.transport.is_closing()
-        ]
+        ours = [one for one in self.connections if isinstance(one, Connection)]
+        live = [one for one in ours if not one.transport.is_closing()]
         if len(live) > MOST:  # this one is idle itself
             min((one for one in live if one.idle), key=lambda one: one.since).transport.abort()
 

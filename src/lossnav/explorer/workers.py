@@ -47,16 +47,24 @@ class Stopped(BaseException):
     """Raised inside a worker by the signal that stops it."""
 
 
-class TooSlow(Exception):
+class Unanswered(Exception):
+    """A question without an answer: the status and a sentence."""
+
+    status = 422
+
+
+class TooSlow(Unanswered):
     """The answer did not come in time, or was cancelled."""
 
 
-class Lost(Exception):
+class Lost(Unanswered):
     """The worker died, and so did its replacement."""
 
 
-class Busy(Exception):
+class Busy(Unanswered):
     """Too many questions wait already."""
+
+    status = 429
 
 
 def serve(connection: Connection) -> None:
@@ -125,7 +133,7 @@ class Worker:
             except (EOFError, OSError):
                 self.losses += 1
                 self.close()
-        raise Lost
+        raise Lost("The worker died on this; it may need too much memory.")
 
     def _start(self) -> None:
         self.pipe, far = self.context.Pipe()
@@ -152,7 +160,10 @@ class Worker:
         else:
             self.process.kill()
             self.process.join()
-        raise TooSlow
+        raise TooSlow(
+            f"This takes longer than {limit:g} seconds, so it was stopped: use a milder setting, a "
+            "shorter horizon or a simpler formula."
+        )
 
     def cancel(self) -> None:
         """Wake the thread that waits for the answer, which then stops the work."""
@@ -316,7 +327,7 @@ class Workers:
 
     async def _ask(self, message: bytes, client: str, kind: str, limit: float) -> tuple[int, bytes]:
         if self.waiting >= QUEUE:
-            raise Busy
+            raise Busy("Too many questions wait already: try again soon.")
         self.waiting += 1
         try:
             worker = await self._turns.take(client, kind)
