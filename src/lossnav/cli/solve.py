@@ -57,15 +57,13 @@ def solve(
         options.print_json(_as_dict(found.name, objective, path, horizon, method))
     else:
         typer.echo(_as_text(options.title(found), objective, path, horizon, method))
+    if csv is not None or plot is not None:
+        from lossnav.paper.figures import solution, style
     if csv is not None:
-        from lossnav.paper.figures.style import save_csv
-
-        save_csv(_columns(path), csv.parent, csv.stem)
+        style.save_csv(_columns(path), csv.parent, csv.stem)
         options.say(f"Wrote {csv}.")
     if plot is not None:
-        from lossnav.paper.figures import solution
-
-        solution.write(solution.draw(solution.data(objective, path)), plot)
+        style.write(solution.draw(solution.data(objective, path)), plot)
         options.say(f"Wrote {plot}.")
     if not path.status.ok:
         raise typer.Exit(1)

@@ -10,8 +10,6 @@ which is :math:`\eta k/\gamma` (gradient descent) where :math:`\eta kh\ll\gamma^
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lossnav.paper.figures import style
@@ -20,9 +18,6 @@ from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import solve
 from lossnav.solvers.curvature import decay_rate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GAMMAS = (0.0, 1.0, 10.0)
 LINE = Quadratic(1.0, minimum=[1.0])
@@ -48,7 +43,7 @@ def fig2_data() -> Tables:
 
 
 @style.styled
-def draw_fig2(tables: Tables) -> Figure:
+def draw_fig2(tables: Tables) -> style.Figure:
     """The four panels, two by two."""
     figure, ((traces, losses), (plane, rates)) = style.panels(2, height=4.6, rows=2)
     style.contours(plane, PLANE, (-3.3, 0.6, -3.3, 0.6))
@@ -109,7 +104,7 @@ def mixed_data() -> Tables:
 
 
 @style.styled
-def draw_mixed(tables: Tables) -> Figure:
+def draw_mixed(tables: Tables) -> style.Figure:
     """The velocity against curvature, and one path of each kind."""
     figure, ((rule, flat, steep),) = style.panels(3, height=2.8, ratios=(1.25, 1, 1))
     table = tables["mixed rule"]

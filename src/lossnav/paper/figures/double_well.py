@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -14,9 +14,6 @@ from lossnav.problem.landscapes import DoubleWell
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 from lossnav.solvers.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS, START, HORIZON = DoubleWell(), (-0.6, 0.55), 4.0
 OBJECTIVE = Objective(LOSS, gamma=0.1)
@@ -52,7 +49,7 @@ def fig1_data() -> Tables:
 
 
 @style.styled
-def draw_fig1(tables: Tables) -> Figure:
+def draw_fig1(tables: Tables) -> style.Figure:
     """The surface twice on the left, as in the paper; the paths; and both costs."""
     from matplotlib.figure import Figure
 
@@ -152,7 +149,7 @@ def basins_data() -> Tables:
 
 
 @style.styled
-def draw_basins(tables: Tables) -> Figure:
+def draw_basins(tables: Tables) -> style.Figure:
     """The gain, the paths on either side of the switch, and the switch for other starts."""
     figure, ((gain, plane, where),) = style.panels(3, height=2.6, ratios=(1, 1.25, 1))
     table, paths, switches = (tables[f"basins {name}"] for name in ("gain", "paths", "switch"))

@@ -8,8 +8,6 @@ not the gradient of a potential.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import sympy
 
@@ -21,9 +19,6 @@ from lossnav.problem.geometry import Decay, Rotation
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import solve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS = Quadratic([4.0, 4.0], minimum=[0.0, -0.5])
 START = (1.5, 1.5)
@@ -49,7 +44,7 @@ def fig3_data() -> Tables:
 
 
 @style.styled
-def draw_fig3(tables: Tables) -> Figure:
+def draw_fig3(tables: Tables) -> style.Figure:
     """The four panels, two by two; red: minimum of the loss, orange: end of the path."""
     figure, grid = style.panels(2, height=6.4, rows=2)
     axes = grid.ravel()
@@ -106,7 +101,7 @@ def spiral_data() -> Tables:
 
 
 @style.styled
-def draw_spiral(tables: Tables) -> Figure:
+def draw_spiral(tables: Tables) -> style.Figure:
     """Both sets of points without and with a discount, and the distance between them."""
     figure, ((still, turned, apart),) = style.panels(3, height=2.9)
     lows = {"mfc": "white", "mec": "black", "markersize": 6.5}

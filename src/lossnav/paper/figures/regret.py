@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.ranking import rank
 from lossnav.rules import Rule, learning_rule, zoo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS = Quadratic([4.0, 0.25], minimum=[0.0, -0.5])
 START, STEPS, DT = (1.5, 1.5), 120, 0.1
@@ -64,7 +60,7 @@ def data() -> Tables:
 
 
 @style.styled
-def draw(tables: Tables) -> Figure:
+def draw(tables: Tables) -> style.Figure:
     """The matrix: numbers are regrets in J, shades their share of the optimal J."""
     from matplotlib.colors import LogNorm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from lossnav.solvers.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _GRID = 161
 _LINES = 8  # more coordinates than this get one look
@@ -54,7 +52,7 @@ def data(objective: Objective, path: Trajectory) -> Tables:
 
 
 @style.styled
-def draw(tables: Tables) -> Figure:
+def draw(tables: Tables) -> style.Figure:
     """The landscape with the path, or the coordinates over time; beside it the running costs."""
     wide = 7.6 if "landscape" in tables else 7.0
     figure, ((place, cost),) = style.panels(2, width=wide, height=3.3)
@@ -70,11 +68,6 @@ def draw(tables: Tables) -> Figure:
     cost.set_ylabel("cost per unit of time")
     cost.legend()
     return figure
-
-
-def write(figure: Figure, path: Path) -> None:
-    """Save in the format that the file name ends with; equal figures are equal files."""
-    style.write(figure, path)
 
 
 def _draw_map(ax: Axes, tables: Tables, names: list[str]) -> None:

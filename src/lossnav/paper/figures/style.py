@@ -17,7 +17,7 @@ from lossnav._base.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 
 Tables = dict[str, dict[str, Any]]
 """Columns of numbers or words by name, and tables of them by name: what ``data()`` returns."""

@@ -24,8 +24,6 @@ from lossnav.rules.gains import Betas
 from lossnav.studies.data import available
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lossnav.studies.progress import Progress
     from lossnav.studies.tasks.images import Convolutions
 
@@ -64,7 +62,7 @@ class PanelTraining:
 
     Attributes:
         label: What it shows; drawn on the panel.
-        run: A study for PyTorch, or a a run in NumPy.
+        run: A study for PyTorch, or a run in NumPy.
         note: Why it differs from the paper; empty if it does not.
     """
 
@@ -223,7 +221,7 @@ def _lines(progress: Callable[[str], None]) -> Progress:
 
 
 @style.styled
-def draw(tables: Tables) -> Figure:
+def draw(tables: Tables) -> style.Figure:
     """For each panel the training loss on the left, test accuracy on the right."""
     figure, grid = style.panels(2, height=4.6, rows=2)
     for (losses, scores), letter in zip(grid, "ef", strict=True):

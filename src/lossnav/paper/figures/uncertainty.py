@@ -8,8 +8,6 @@ of that network.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg, optimize
@@ -21,9 +19,6 @@ from lossnav.paper.figures.style import BLUE, GREEN, GREY, RED, PaperFigure, Tab
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.landscapes import Quadratic
 from lossnav.solvers import Ritz, solve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TAU, SIGMA = 2.0, 0.5
 WANDER = 0.01
@@ -122,7 +117,7 @@ def proportion(h: FloatArray, variance: FloatArray) -> tuple[float, float]:
 
 
 @style.styled
-def draw_noise(tables: Tables) -> Figure:
+def draw_noise(tables: Tables) -> style.Figure:
     """Variance against curvature, on logarithmic axes: proportional is a slope of one."""
     figure, (axes,) = style.panels(3, height=2.8)
     titles = ("a  The process", "b  A network that wanders", "c  Its single examples")
@@ -190,7 +185,7 @@ def transients_data() -> Tables:
 
 
 @style.styled
-def draw_transients(tables: Tables) -> Figure:
+def draw_transients(tables: Tables) -> style.Figure:
     """One panel for each kind of switch."""
     figure, (axes,) = style.panels(3, height=2.6)
     titles = ("a  A flatter basin", "b  A moved basin", "c  Both")

@@ -159,20 +159,17 @@ def displays() -> list[dict[str, Any]]:
         >>> len(displays()), displays()[3]["id"], displays()[3]["number"]
         (164, '3.2', [3])
     """
-    found: list[dict[str, Any]] = stored("displays.json")
-    return found
+    return stored("displays.json")
 
 
 def corrections() -> dict[str, dict[str, Any]]:
     """What is wrong in a display: edits of its LaTeX, their mathml, why and errata, by id."""
-    found: dict[str, dict[str, Any]] = stored("corrections.json")
-    return found
+    return stored("corrections.json")
 
 
 def one_thread() -> AbstractContextManager[Any]:
     """Limit BLAS to one thread: sums are reproducible then, and small matrices are faster."""
     try:
-        limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(1)
+        return import_module("threadpoolctl").threadpool_limits(1)
     except ImportError:  # it comes with scikit-learn; without it the checks are only slower
         return nullcontext()
-    return limits

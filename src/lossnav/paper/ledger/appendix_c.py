@@ -34,8 +34,7 @@ def objective(form: Form) -> Evidence:
 @check("C.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    s = anything(2, metric=True, drift=True)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("C.3")
@@ -43,7 +42,7 @@ def euler_lagrange(form: Form) -> Evidence:
     """The displayed difference, taken on functions of time, is the derived equation; and it
     vanishes at second order along the minimiser of a sum over steps."""
     s = anything(2, metric=True, drift=True)
-    pairs = form.pairs(**s.letters, L=s.equations.lagrangian, dim=2)
+    pairs = form.pairs(**s.letters, dim=2)
     over = ETA * sympy.exp(GAMMA * TIME)
     symbolic = derived(*[(s.residual, over * (Matrix(a) - Matrix(b))) for a, b in pairs])
     task = Objective(Function(bowl, names=["x", "y"]), metric, wind, gamma=0.7)
@@ -120,8 +119,7 @@ def line_objective(form: Form) -> Evidence:
 @check("C.7")
 def line_lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's."""
-    s = line()
-    return defined(*form.pairs(**LINE | s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**LINE | line().letters))
 
 
 @check("C.8")

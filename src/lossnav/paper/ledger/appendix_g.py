@@ -71,8 +71,7 @@ def objective(form: Form) -> Evidence:
 @check("G.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    s = anything(2, metric=True, drift=True)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("G.3")

@@ -75,7 +75,7 @@ class System:
         """Values for the letters of a display: symbols, or undefined functions of them."""
         state = {"theta": self.theta, "dtheta": self.v, "ddtheta": self.a, "d_dt": self.d_dt}
         parts = {"Loss": self.L, "G": self.G, "f": self.f, "J": self.J, "I": self.eye}
-        return CONSTANTS | state | parts
+        return CONSTANTS | state | parts | {"L": self.equations.lagrangian}
 
     def motion(self, form: Form, **letters: Any) -> list[Pair]:
         """The derived equations beside each side of a display, brought to one side of it."""
