@@ -9,22 +9,10 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 
 from lossnav._base.checks import FloatArray
+from lossnav.paper.ledger import problems
 from lossnav.paper.ledger.comparison import Evidence, approached, check, corrected, defined, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import (
-    Local,
-    Path,
-    bowl,
-    displayed_cost,
-    integrand_of,
-    local,
-    metric,
-    random,
-    same_cost,
-    smooth_path,
-    spd,
-    wind,
-)
+from lossnav.paper.ledger.problems import bowl, displayed_cost, local, metric, random, spd, wind
 from lossnav.problem.geometry import LinearDrift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
@@ -74,7 +62,7 @@ def full_objective(form: Form) -> Evidence:
 
     inputs: dict[str, Any] = {"metric": metric, "drift": lambda x: [x[1], -x[0] * x[1]]}
     inputs |= {"eta": 0.8, "k": 1.3, "gamma": 0.6}
-    each = [integrand_of(form, loss=mixed(c), **inputs) for c in amounts]
+    each = [problems.integrand_of(form, loss=mixed(c), **inputs) for c in amounts]
 
     def expected(t: float, x: FloatArray, v: FloatArray) -> Any:
         return sum(p * one(t, x, v) for p, one in zip(odds, each, strict=True))
@@ -83,7 +71,7 @@ def full_objective(form: Form) -> Evidence:
     x, v = rng.normal(size=(2, 2))
     costs = {"parameter change cost": float(task.kinetic(x, v)), "loss cost": task.potential(x)}
     words = (expected(0.0, x, v), form.side(0, 1, **costs))
-    return same_cost("2.2", task, expected).also(defined(words))
+    return problems.same_cost("2.2", task, expected).also(defined(words))
 
 
 # App. A
@@ -95,7 +83,7 @@ COUNTS = [200, 400, 800]
 """Numbers of steps, for limits."""
 
 
-def priced(form: Form, p: Local, drift: Any = None, **inputs: Any) -> Evidence:
+def priced(form: Form, p: problems.Local, drift: Any = None, **inputs: Any) -> Evidence:
     """Compare a displayed cost of a step, and its numerical minimiser, with the library's."""
     objective, n = p.objective(k=1.0, drift=drift, **inputs), len(p.g)
     letters = {"theta": p.theta0, "eta": p.eta, "Loss": lambda x: objective.loss(x[:, 0])}
@@ -135,7 +123,7 @@ def sum_of_steps(form: Form) -> Evidence:
     return defined((ours, displayed_sum(form, theta, 1.0, eta)))
 
 
-def sampled(path: Path, T: float, n: int) -> FloatArray:
+def sampled(path: problems.Path, T: float, n: int) -> FloatArray:
     """A path at n + 1 times up to T."""
     return np.array([path(T * j / n)[0] for j in range(n + 1)])
 
@@ -143,8 +131,8 @@ def sampled(path: Path, T: float, n: int) -> FloatArray:
 @check("A.3")
 def sum_to_integral(form: Form) -> Evidence:
     """The displayed sum is the library's Discrete, and tends to the integral at order 1 in dt."""
-    path, T, eta = smooth_path("A.3", 2), 2.0, 0.8
-    integrand = integrand_of(form, horizon=T, loss=bowl, eta=eta)
+    path, T, eta = problems.smooth_path("A.3", 2), 2.0, 0.8
+    integrand = problems.integrand_of(form, horizon=T, loss=bowl, eta=eta)
     exact, _ = quad(lambda t: integrand(t, *path(t)), 0, T, epsrel=1e-12)
     paths = [sampled(path, T, n) for n in COUNTS]
     sums = [displayed_sum(form, x, T / n, eta) for x, n in zip(paths, COUNTS, strict=True)]
@@ -191,12 +179,12 @@ def geometry(form: Form) -> Evidence:
     """The displayed integral is the library's J on a random path; a sum over steps has order 1."""
     objective = Objective(LOSS, metric, wind, **CONSTANTS)
     inputs: dict[str, Any] = {"loss": bowl, "metric": metric, "drift": wind}
-    integrand = integrand_of(form, **inputs, **CONSTANTS)
-    path, T = smooth_path("A.9", 2), 2.0
+    integrand = problems.integrand_of(form, **inputs, **CONSTANTS)
+    path, T = problems.smooth_path("A.9", 2), 2.0
     exact, _ = quad(lambda t: integrand(t, *path(t)), 0, T, epsrel=1e-12)
     sums = [Discrete(objective, n, T / n).J(sampled(path, T, n)) for n in COUNTS]
     limit = approached([T / n for n in COUNTS], [abs(J - exact) for J in sums], order=1)
-    return same_cost("A.9", objective, integrand).also(limit)
+    return problems.same_cost("A.9", objective, integrand).also(limit)
 
 
 @check("A.10")
@@ -209,10 +197,10 @@ def expected(form: Form) -> Evidence:
         return lambda x: bowl(x) + slope * np.sin(x[0])
 
     inputs: dict[str, Any] = {"metric": metric, "drift": wind, **CONSTANTS}
-    each = [integrand_of(form, loss=tilted(slope), **inputs) for slope in slopes]
+    each = [problems.integrand_of(form, loss=tilted(slope), **inputs) for slope in slopes]
 
     def mean(t: float, x: FloatArray, v: FloatArray) -> Any:
         return weights / weights.sum() @ [one(t, x, v) for one in each]
 
     task = Objective(Function(tilted(0.4), names=["x", "y"]), **inputs)
-    return same_cost("A.10", task, mean)
+    return problems.same_cost("A.10", task, mean)

@@ -9,30 +9,10 @@ import sympy
 from scipy import linalg
 
 from lossnav.paper.ledger import comparison, problems, symbols
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    check,
-    closing,
-    corrected,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import STRONG, TIMES, Local, bowl, least, local, random
-from lossnav.paper.ledger.symbols import (
-    CONSTANTS,
-    ETA,
-    GAMMA,
-    TIME,
-    H,
-    K,
-    anything,
-    g,
-    local_system,
-    r,
-    start,
-)
+from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, H, K, g, r, start
 from lossnav.problem.landscapes import DoubleWell, Function, Rosenbrock
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
@@ -49,7 +29,7 @@ def simple_objective(form: Form) -> Evidence:
 @check("3.2")
 def momentum(form: Form) -> Evidence:
     """The derived equations of three coordinates and an undefined loss, as first-order systems."""
-    s = anything(3)
+    s = symbols.anything(3)
     # theta' = p defines p, so that p' is the acceleration.
     return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
 
@@ -57,7 +37,7 @@ def momentum(form: Form) -> Evidence:
 @check("3.3")
 def overdamped(form: Form) -> Evidence:
     """The slow manifold by SymPy; and the velocity of least J as gamma grows."""
-    s = anything(2)
+    s = symbols.anything(2)
     slow = list(s.equations.overdamped().velocities.values())
     symbolic = derived(*form.pairs(**s.letters | {"dtheta": slow}))
     loss, theta, eta, k = Function(bowl, names=["x", "y"]), np.array([0.8, -0.6]), 0.8, 1.3
@@ -65,7 +45,7 @@ def overdamped(form: Form) -> Evidence:
     ours = [solve(task, theta, method=Ritz()).velocity0 for task in tasks]
     pull = {"eta": eta, "k": k, "nabla": loss.grad(theta)}
     printed = [form.side(0, 1, **pull, gamma=c) for c in STRONG]
-    return closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
+    return comparison.closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
 
 
 @check("3.4")
@@ -113,13 +93,13 @@ def objective(form: Form) -> Evidence:
 @check("E.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss of three weights."""
-    return defined(*form.pairs(**anything(3).letters))
+    return defined(*form.pairs(**symbols.anything(3).letters))
 
 
 @check("E.3")
 def equations(form: Form) -> Evidence:
     """The derived equations for an undefined loss of three weights, as the library prints them."""
-    s = anything(3)
+    s = symbols.anything(3)
     arranged = [one.lhs - one.rhs for one in s.equations.equations]
     return derived(*s.motion(form), (arranged, s.residual))
 
@@ -127,7 +107,7 @@ def equations(form: Form) -> Evidence:
 @check("E.4")
 def first_order(form: Form) -> Evidence:
     """The derived equations as a system for (theta, p), by slopes of the Hamiltonian of p/eta."""
-    s = anything(3)
+    s = symbols.anything(3)
     p = sympy.Matrix(sympy.symbols("p1:4"))
     # The physicist's momentum is p/eta, discounted; its Hamiltonian is known without derive().
     D = sympy.exp(-GAMMA * TIME)
@@ -150,7 +130,7 @@ def picture(form: Form) -> Evidence:
 @check("E.6")
 def quadratic(form: Form) -> Evidence:
     """Both displayed forms are the derived equations of a quadratic loss in symbols."""
-    return derived(*local_system().motion(form, g=g, H=H, theta0=start))
+    return derived(*symbols.local_system().motion(form, g=g, H=H, theta0=start))
 
 
 @check("E.7")
@@ -168,7 +148,7 @@ def rotated(form: Form) -> Evidence:
 @check("E.8")
 def decoupled(form: Form) -> Evidence:
     """One coordinate of the derived equations of a diagonal Hessian: no other enters."""
-    s = local_system()
+    s = symbols.local_system()
     motion = {"phi_i": s.theta[0], "dphi_i": s.v[0], "ddphi_i": s.a[0]}
     ((left, right),) = form.pairs(**LETTERS, **motion)
     return derived((s.residual[0].subs(ONE), left - right))
@@ -177,7 +157,7 @@ def decoupled(form: Form) -> Evidence:
 @check("E.9")
 def characteristic(form: Form) -> Evidence:
     """The left side of the decoupled equation at phi = exp(r t), divided by that."""
-    e, s = sympy.exp(r * TIME), local_system()
+    e, s = sympy.exp(r * TIME), symbols.local_system()
     # The derived equation, with the minimum at zero, has no constant left.
     still = ONE | {g[0]: 0, start[0]: 0}
     ours = sympy.expand(s.residual[0].subs(still).xreplace(s.along(e)) / e)
@@ -215,7 +195,7 @@ def eigenletters(p: Local) -> dict[str, Any]:
 def particular(form: Form) -> Evidence:
     """The displayed sum solves the derived equation of one coordinate, for any constant; with the
     rates of a Riccati equation and the constants of a start it is the path of least J."""
-    s, falling = local_system(), symbols.characteristic_roots(lam)[0]
+    s, falling = symbols.local_system(), symbols.characteristic_roots(lam)[0]
     path = form.side(0, 1, **LETTERS, r_i=falling)
     force = s.acceleration[0].subs(ONE).xreplace(s.along(path))
     p = local("E.11")
@@ -315,7 +295,7 @@ def large_discount(form: Form) -> Evidence:
         *[[form.side(0, n, **p.letters | {"gamma": c}) for n in range(3)] for c in STRONG],
         strict=True,
     )
-    limit = closing([1 / c for c in STRONG], left, middle, order=2)
+    limit = comparison.closing([1 / c for c in STRONG], left, middle, order=2)
     return limit.also(numeric(*zip(middle, right, strict=True)))
 
 

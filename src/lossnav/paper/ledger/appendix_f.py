@@ -9,16 +9,8 @@ import sympy
 from scipy import linalg
 from sympy import Matrix
 
-from lossnav.paper.ledger import problems, symbols
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    approached,
-    check,
-    corrected,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import displayed_cost, metric, random, spd
 from lossnav.paper.ledger.symbols import ETA, GAMMA, H, K, anything, g, start, system, unknown
@@ -87,7 +79,8 @@ def nearly_constant(form: Form) -> Evidence:
     limits = []
     for left, right in pairs:
         run = sympy.lambdify(letters, list((left - right).xreplace(known)))
-        limits.append(approached(steps, [linalg.norm(run(*at, e)) for e in steps], order=1))
+        gaps = [linalg.norm(run(*at, e)) for e in steps]
+        limits.append(comparison.approached(steps, gaps, order=1))
     return limits[0].also(*limits[1:], *exact)
 
 

@@ -18,15 +18,7 @@ from lossnav.equations.nongradient import split_drift
 from lossnav.paper.ledger import problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import (
-    Local,
-    displayed_cost,
-    least,
-    local,
-    metric,
-    random,
-    wind,
-)
+from lossnav.paper.ledger.problems import Local, displayed_cost, least, local, random, wind
 from lossnav.paper.ledger.symbols import H, System, anything, g, gradient, start
 from lossnav.problem.geometry import Decay, Drift
 from lossnav.problem.landscapes import Function
@@ -39,7 +31,7 @@ from lossnav.solvers import Riccati
 @check("4.4")
 def objective_with_drift(form: Form) -> Evidence:
     """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=metric, drift=wind, eta=0.7, k=1.2, gamma=0.5)
+    return displayed_cost(form, metric=problems.metric, drift=wind, eta=0.7, k=1.2, gamma=0.5)
 
 
 @check("4.5")
@@ -63,9 +55,7 @@ def undefined(x: Any) -> Any:
 @check("G.1")
 def objective(form: Form) -> Evidence:
     """The displayed integral is the library's J with metric and drift, on a random path."""
-    return problems.displayed_cost(
-        form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8
-    )
+    return displayed_cost(form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8)
 
 
 @check("G.2")

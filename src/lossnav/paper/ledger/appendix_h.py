@@ -13,15 +13,7 @@ from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    approached,
-    check,
-    corrected,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import SHORT, Local, as_dt_shrinks, local, random
 from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, K, System, symbolic, system
@@ -79,7 +71,8 @@ def prior(form: Form) -> Evidence:
         still, pushed = (form.side(line, 1, **letters, eta1=n, eta2=n) for n in (0.0, 1.0))
         left = form.side(line, 0, dm=rate, dV=rate)
         noise.append((left - still) / (pushed - still))
-    return approached(SHORT, gaps, order=1).also(defined((ours, np.square(noise).sum() / 2)))
+    same = defined((ours, np.square(noise).sum() / 2))
+    return comparison.approached(SHORT, gaps, order=1).also(same)
 
 
 def posterior(state: Sequence[Any], g: Any, dt: float, observation: str = "moments") -> float:
@@ -211,7 +204,7 @@ def slow_beliefs(form: Form) -> Evidence:
     p, etas = local("5.5"), [1e4, 4e4, 16e4]
     speeds = [solve(p.objective(eta=eta, gamma=1.0), p.theta0).velocity0 for eta in etas]
     share = linalg.norm(speeds, axis=1) / (np.array(etas) * p.k * linalg.norm(p.g))
-    ballistic = approached([1 / eta for eta in etas], share, order=0.5, within=0.05)
+    ballistic = comparison.approached([1 / eta for eta in etas], share, order=0.5, within=0.05)
     right = derived(*form.right.pairs(**path)).also(derived(*form.pairs(**datum)), ballistic)
     return derived(*form.pairs(**path)).otherwise(right)
 
@@ -264,7 +257,7 @@ def believed_cubic_loss(form: Form) -> Evidence:
     direction, steps = np.array([0.8, 0.6]), [0.04, 0.02, 0.01]
     gaps = [abs(np.subtract(*pair(s * direction, 1.0))) for s in steps]
     without = defined(*[pair(x, 0.0) for x in rng.normal(size=(10, 2))])
-    return without.also(approached(steps, gaps, order=3))
+    return without.also(comparison.approached(steps, gaps, order=3))
 
 
 def _rate(point: FloatArray, rate: FloatArray) -> Any:

@@ -10,29 +10,11 @@ import sympy
 from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import problems, symbols
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    approached,
-    check,
-    closing,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, approached, check, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import SHORT, STRONG, Path, random, same_cost, smooth_path, spd
-from lossnav.paper.ledger.symbols import (
-    CONSTANTS,
-    H,
-    K,
-    System,
-    g,
-    local_loss,
-    start,
-    system,
-    unknown,
-)
+from lossnav.paper.ledger.symbols import CONSTANTS, H, K, System, g, start
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.geometry import FisherGaussian
 from lossnav.problem.landscapes import Function, MuellerBrown, Quadratic
@@ -118,8 +100,8 @@ def accelerated(s: System) -> dict[str, Any]:
 @check("6.2")
 def equations_of_two_weights(form: Form) -> Evidence:
     """The derived equations of two uncertain weights on a quadratic loss in symbols."""
-    loss = Function(local_loss, names=["theta1", "theta2"])
-    return derived(*form.pairs(**accelerated(system(weight_uncertainty(loss)))))
+    loss = Function(symbols.local_loss, names=["theta1", "theta2"])
+    return derived(*form.pairs(**accelerated(symbols.system(weight_uncertainty(loss)))))
 
 
 # App. I
@@ -211,21 +193,22 @@ def uncertain(mean_loss: Any) -> System:
         bits = sum(sympy.log(2 * sympy.pi * sympy.E * v) for v in state[2:])
         return mean_loss(state) - bits / (2 * K)
 
-    return system(Objective(Function(loss, names, positive=names[2:]), metric=FisherGaussian(2)))
+    mean = Function(loss, names, positive=names[2:])
+    return symbols.system(Objective(mean, metric=FisherGaussian(2)))
 
 
 @functools.cache
 def any_loss() -> tuple[System, dict[str, Any]]:
     """Two uncertain weights with an undefined L(mu, v), and values for the letters of a display."""
-    s = uncertain(lambda state: unknown("L", *state))
-    return s, {"Loss": unknown("L", *s.theta), "d_dt": s.d_dt}
+    s = uncertain(lambda state: symbols.unknown("L", *state))
+    return s, {"Loss": symbols.unknown("L", *s.theta), "d_dt": s.d_dt}
 
 
 @check("I.5")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, with its Fisher metric and an undefined loss."""
     s, own = any_loss()
-    return defined(*form.pairs(**weights(s) | own, L=s.equations.lagrangian))
+    return comparison.defined(*form.pairs(**weights(s) | own, L=s.equations.lagrangian))
 
 
 @check("I.6")
@@ -284,7 +267,7 @@ def equations_on_a_quadratic(form: Form) -> Evidence:
     """The derived equations of two uncertain weights with the displayed mean loss in symbols."""
 
     def mean_loss(state: Any) -> Any:
-        return local_loss(state[:2]) + (H[0, 0] * state[2] + H[1, 1] * state[3]) / 2
+        return symbols.local_loss(state[:2]) + (H[0, 0] * state[2] + H[1, 1] * state[3]) / 2
 
     return derived(*form.pairs(**accelerated(uncertain(mean_loss))))
 
@@ -292,7 +275,7 @@ def equations_on_a_quadratic(form: Form) -> Evidence:
 @check("I.11")
 def overdamped(form: Form) -> Evidence:
     """The slow manifold of two weights by SymPy; and the velocity of least J as gamma grows."""
-    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    s = symbols.system(weight_uncertainty(Function(symbols.local_loss, names=["theta1", "theta2"])))
     rates = Matrix(list(s.equations.overdamped().velocities.values()))
     slow = derived(*form.pairs(**weights(s) | {"dmu": rates[:2, 0], "dv": rates[2:, 0]}))
     bend, eta, k, (mu, v) = 1.6, 0.9, 1.2, (0.8, 0.9)
@@ -303,13 +286,13 @@ def overdamped(form: Form) -> Evidence:
         task = weight_uncertainty(Quadratic(bend), eta=eta, k=k, gamma=gamma)
         ours.append(solve(task, [mu, v], method=rest).velocity0)
         shown.append(np.ravel([form.side(n, 1, **letters, gamma=gamma) for n in (0, 1)]))
-    return closing([1 / gamma for gamma in STRONG], ours, shown, order=2).also(slow)
+    return comparison.closing([1 / gamma for gamma in STRONG], ours, shown, order=2).also(slow)
 
 
 @check("I.12")
 def balance(form: Form) -> Evidence:
     """Where the derived variance equation rests, by SymPy; and where a path of least J rests."""
-    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    s = symbols.system(weight_uncertainty(Function(symbols.local_loss, names=["theta1", "theta2"])))
     still = dict.fromkeys(s.v, sympy.S.Zero)
     rest = [sympy.solve(s.acceleration[2 + n].xreplace(still), s.theta[2 + n])[0] for n in (0, 1)]
     bend, k = 1.6, 1.2

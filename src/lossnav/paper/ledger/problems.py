@@ -13,14 +13,8 @@ from scipy import linalg
 from scipy.integrate import quad_vec
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    Pair,
-    approached,
-    closing,
-    defined,
-    numeric,
-)
+from lossnav.paper.ledger import comparison
+from lossnav.paper.ledger.comparison import Evidence, Pair, defined, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -151,7 +145,7 @@ def all_closing(steps: list[float], pairs: list[list[Pair]], order: float) -> Ev
     each = []
     for own in zip(*pairs, strict=True):
         ours, printed = zip(*own, strict=True)
-        each.append(closing(steps, ours, printed, order))
+        each.append(comparison.closing(steps, ours, printed, order))
     return each[0].also(*each[1:])
 
 
@@ -253,4 +247,4 @@ def local_picture(form: Form, loss: Function, theta0: Any) -> Evidence:
     same = defined((value + Quadratic(H, g=g)(points), [shown(x) for x in points]))
     steps = [0.04, 0.02, 0.01]
     gaps = [abs(float(loss(start + s * direction) - shown(s * direction))) for s in steps]
-    return same.also(approached(steps, gaps, order=3))
+    return same.also(comparison.approached(steps, gaps, order=3))

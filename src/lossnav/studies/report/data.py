@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.studies.statistics import (
-    Better,
-    Interval,
-    Range,
-    Reach,
-    edges,
-    first_reach,
-    interval,
-    is_number,
-    reach,
-    usable_range,
-)
+from lossnav.studies import statistics
+from lossnav.studies.statistics import Better, Interval, Range, Reach, is_number
 from lossnav.studies.statistics.comparisons import Comparison, compare_all
 from lossnav.studies.trial import Result
 
@@ -129,7 +119,7 @@ class TaskView:
             return None
         x, y = zip(*line, strict=True)
         share = 0.1 if self.better == "lower" else 0.01
-        return usable_range(x, y, abs(min(known)) * share, self.better)
+        return statistics.usable_range(x, y, abs(min(known)) * share, self.better)
 
 
 def gather(study: Study, results: Iterable[Result]) -> list[TaskView]:
@@ -191,11 +181,11 @@ def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result
         point=point,
         results=reporting,
         values=values,
-        final=interval(list(values.values())),
-        finished=interval([value for value in values.values() if math.isfinite(value)]),
+        final=statistics.interval(list(values.values())),
+        finished=statistics.interval([value for value in values.values() if math.isfinite(value)]),
         grid=grid,
         missing=[seed for seed in seeds if seed not in values],
-        edges=edges(point, [one.point for one in grid]) if point else {},
+        edges=statistics.edges(point, [one.point for one in grid]) if point else {},
     )
 
 
@@ -226,11 +216,11 @@ def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Tar
         wanted.append((f"the final mean of {sound[1].name}, the second best", sound[1].final.mean))
 
     def times(axis: str, value: float) -> dict[str, Reach]:
-        return {
-            view.name: reach([_time(r, axis, metric, value, better) for r in view.results])
+        each = {
+            view.name: [_time(r, axis, metric, value, better) for r in view.results]
             for view in rules
-            if view.results
         }
+        return {name: statistics.reach(own) for name, own in each.items() if own}
 
     return [Target(title, v, times("step", v), times("seconds", v)) for title, v in wanted]
 
@@ -238,7 +228,7 @@ def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Tar
 def _time(result: Result, axis: str, metric: str, target: float, better: Better) -> float:
     x, y = result.curves.get(axis, ()), result.curves.get(metric, ())
     n = min(len(x), len(y))
-    return first_reach(x[:n], y[:n], target, better) if n else math.inf
+    return statistics.first_reach(x[:n], y[:n], target, better) if n else math.inf
 
 
 @dataclass(frozen=True)

@@ -25,19 +25,8 @@ from torch import Tensor
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
 from lossnav.studies.tasks import Split
-from lossnav.studies.trial import Result, Status, Trial
-from lossnav.studies.trial.setup import (
-    TrialRun,
-    Wrap,
-    check_budget,
-    clock,
-    endless,
-    generators_kept,
-    judged_after,
-    learning_rates,
-    reproducible,
-    split_of,
-)
+from lossnav.studies.trial import Result, Status, Trial, setup
+from lossnav.studies.trial.setup import TrialRun, Wrap, clock
 
 LOOK = 20
 """Steps between two reads of the losses."""
@@ -69,7 +58,7 @@ def run_trial(
     log, listeners = Log(), Listeners(trial, callbacks, progress)
     status: Status = "done"
     reason = ""
-    with reproducible(trial.seed, trial.threads):
+    with setup.reproducible(trial.seed, trial.threads):
         listeners.tell("started", trial)
         try:
             _train(TrialRun(trial, wrap), trial, log, listeners)
@@ -92,15 +81,15 @@ def check(trial: Trial) -> str:
     Raises:
         ValueError: For an unknown rule or task, a wrong setting, or missing data.
     """
-    check_budget(trial)
+    setup.check_budget(trial)
     task = tasks.named(trial.task_kind, trial.task_settings)
-    split_of(trial, task)
+    setup.split_of(trial, task)
     make = rulebook.factory(trial.rule_kind, trial.settings)
-    with generators_kept():
+    with setup.generators_kept():
         optimizer = make(
             [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
         )
-    learning_rates(trial, optimizer, 100)
+    setup.learning_rates(trial, optimizer, 100)
     given = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
     return (
         f"{trial.rule_kind}({given}) on {trial.task_kind}, judged by {task.metric} ({task.better})"
@@ -121,11 +110,11 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
         differ by the split that is evaluated, and ``start``: seconds of the first trial of a
         process besides, for data and compilation.
     """
-    with reproducible(trial.seed, trial.threads):
+    with setup.reproducible(trial.seed, trial.threads):
         began = clock()
         run = TrialRun(trial)
         first = clock() - began
-        batches = endless(run.task, trial.seed)
+        batches = setup.endless(run.task, trial.seed)
         times: list[float] = []
         began = now = clock()
         while len(times) < min(3, run.steps) or (now - began < budget and len(times) < run.steps):
@@ -140,17 +129,17 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
                 judged[split] = clock() - before
         before = clock()
         run = TrialRun(trial)
-        setup = clock() - before
+        made = clock() - before
     # The first steps compile and allocate; of the others, a few may be far more expensive.
     usual = times[2:] or times
     step = sum(usual) / len(usual)
-    training = setup + step * run.steps
-    stops = len(judged_after(trial.evaluations, run.steps))
+    training = made + step * run.steps
+    stops = len(setup.judged_after(trial.evaluations, run.steps))
     found = {split: training + stops * seconds for split, seconds in judged.items()}
     return {
         "parameters": run.parameters,
         "steps": run.steps,
-        "start": max(0.0, first - setup) + max(0.0, sum(times[:2]) - step * len(times[:2])),
+        "start": max(0.0, first - made) + max(0.0, sum(times[:2]) - step * len(times[:2])),
         "seconds": found[run.split],
         "reporting_seconds": found.get("test", found[run.split]),
     }
@@ -159,8 +148,8 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
 def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
     steps, pending = run.steps, log.pending
     log.sizes = {"parameters": run.parameters, "state_bytes": 0}
-    stops, sampled = judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
-    batches = endless(run.task, trial.seed)
+    stops, sampled = setup.judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
+    batches = setup.endless(run.task, trial.seed)
     _judge(run, trial, 0, log, listeners)
     now = clock()
     for step in range(steps):
