@@ -17,10 +17,10 @@ from typing import Annotated, ParamSpec
 import typer
 
 from lossnav import __version__
+from lossnav.cli import AsJson, print_json, say
 from lossnav.cli.derive import derive
 from lossnav.cli.explore import explore
 from lossnav.cli.infer import infer
-from lossnav.cli.options import AsJson, print_json, say
 from lossnav.cli.rank import rank
 from lossnav.cli.solve import solve
 from lossnav.cli.study import study

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, Spec, blocks, pairs, print_json, title
+from lossnav.cli import AsJson, Spec, blocks, pairs, print_json, title
 
 if TYPE_CHECKING:
     from lossnav.equations.derivation import EulerLagrange

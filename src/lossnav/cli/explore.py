@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from lossnav.cli.options import say
+from lossnav.cli import say
 
 
 def explore(

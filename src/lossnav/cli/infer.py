@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, check_output, print_json, say
+from lossnav.cli import AsJson, check_output, print_json, say
 
 if TYPE_CHECKING:
     from lossnav.inference import Assumptions

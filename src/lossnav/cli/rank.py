@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lossnav.cli.options import AsJson, Spec, Start, print_json, say, start, title
+from lossnav.cli import AsJson, Spec, Start, print_json, say, start, title
 
 if TYPE_CHECKING:
     from lossnav.problem.objective import Objective

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, print_json
+from lossnav.cli import AsJson, print_json
 
 MOST_JOBS = 8
 """Processes that are started by default, at most."""
