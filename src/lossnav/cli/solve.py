@@ -58,12 +58,13 @@ def solve(
     else:
         typer.echo(_as_text(cli.title(found), objective, path, horizon, method))
     if csv is not None or plot is not None:
-        from lossnav.paper.figures import solution, style
+        from lossnav.paper import figures
+        from lossnav.paper.figures import solution
     if csv is not None:
-        style.save_csv(_columns(path), csv.parent, csv.stem)
+        figures.save_csv(_columns(path), csv.parent, csv.stem)
         cli.say(f"Wrote {csv}.")
     if plot is not None:
-        style.write(solution.draw(solution.data(objective, path)), plot)
+        figures.write(solution.draw(solution.data(objective, path)), plot)
         cli.say(f"Wrote {plot}.")
     if not path.status.ok:
         raise typer.Exit(1)

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
 from lossnav.problem.landscapes import DoubleWell
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
@@ -48,8 +48,8 @@ def fig1_data() -> Tables:
     }
 
 
-@style.styled
-def draw_fig1(tables: Tables) -> style.Figure:
+@figures.styled
+def draw_fig1(tables: Tables) -> figures.Figure:
     """The surface twice on the left, as in the paper; the paths; and both costs."""
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def draw_fig1(tables: Tables) -> style.Figure:
     for place, many in enumerate((False, True), 1):
         _surface(left.add_subplot(2, 1, place, projection="3d"), tables["fig1a"], many)
     plane, b = middle.subplots(), tables["fig1b"]
-    style.contours(plane, LOSS, (-1.6, 1.6, -1.0, 1.0))
+    figures.contours(plane, LOSS, (-1.6, 1.6, -1.0, 1.0))
     flow = {"color": GREEN, "linestyle": (0, (3, 1.5)), "label": "gradient flow"}
     plane.plot(b["theta1"], b["theta2"], color=BLUE, label="optimal path")
     plane.plot(b["flow theta1"], b["flow theta2"], **flow)
@@ -148,10 +148,10 @@ def basins_data() -> Tables:
     }
 
 
-@style.styled
-def draw_basins(tables: Tables) -> style.Figure:
+@figures.styled
+def draw_basins(tables: Tables) -> figures.Figure:
     """The gain, the paths on either side of the switch, and the switch for other starts."""
-    figure, ((gain, plane, where),) = style.panels(3, height=2.6, ratios=(1, 1.25, 1))
+    figure, ((gain, plane, where),) = figures.panels(3, height=2.6, ratios=(1, 1.25, 1))
     table, paths, switches = (tables[f"basins {name}"] for name in ("gain", "paths", "switch"))
     critical = float(np.interp(0.0, table["gain"][::-1], table["gamma"][::-1]))
     gain.axhline(0, color=GREY, linewidth=0.8)
@@ -161,7 +161,7 @@ def draw_basins(tables: Tables) -> style.Figure:
     gain.annotate(rf"$\gamma_c = {critical:.4f}$", (critical, 0.62), (-4, 0), **beside)
     gain.set(title="a  What crossing gains", xlabel=r"discount rate $\gamma$", xlim=(0, 0.75))
     gain.set_ylabel(r"$\gamma\,(J_{\rm local}-J_{\rm global})$")
-    style.contours(plane, LOSS, (-1.45, 1.45, -0.8, 1.05))
+    figures.contours(plane, LOSS, (-1.45, 1.45, -0.8, 1.05))
     for gamma in SHOWN:
         x, y = paths[f"theta1 gamma={gamma:g}"], paths[f"theta2 gamma={gamma:g}"]
         colour, dash = (BLUE, "-") if x[-1] > 0 else (RED, (0, (3, 1.5)))

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import linalg
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, ORANGE, RED, Tables
 from lossnav.problem.objective import Objective
 from lossnav.solvers.trajectory import Trajectory
 
@@ -51,11 +51,11 @@ def data(objective: Objective, path: Trajectory) -> Tables:
     return tables
 
 
-@style.styled
-def draw(tables: Tables) -> style.Figure:
+@figures.styled
+def draw(tables: Tables) -> figures.Figure:
     """The landscape with the path, or the coordinates over time; beside it the running costs."""
     wide = 7.6 if "landscape" in tables else 7.0
-    figure, ((place, cost),) = style.panels(2, width=wide, height=3.3)
+    figure, ((place, cost),) = figures.panels(2, width=wide, height=3.3)
     path = tables["path"]
     names = [name for name in path if name not in ("t", "kinetic cost", "potential cost")]
     if "landscape" in tables:

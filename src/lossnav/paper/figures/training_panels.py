@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lossnav.paper.figures import style
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, DASHES, GREY, RED, PaperFigure, Tables
 from lossnav.paper.figures.network import NumpyTraining
-from lossnav.paper.figures.style import BLUE, DASHES, GREY, RED, PaperFigure, Tables
 from lossnav.rules import BeliefRule, Rule, zoo
 from lossnav.rules.gains import Betas
 from lossnav.studies.data import available
@@ -220,10 +220,10 @@ def _lines(progress: Callable[[str], None]) -> Progress:
     return Lines()
 
 
-@style.styled
-def draw(tables: Tables) -> style.Figure:
+@figures.styled
+def draw(tables: Tables) -> figures.Figure:
     """For each panel the training loss on the left, test accuracy on the right."""
-    figure, grid = style.panels(2, height=4.6, rows=2)
+    figure, grid = figures.panels(2, height=4.6, rows=2)
     for (losses, scores), letter in zip(grid, "ef", strict=True):
         table = tables[f"fig2{letter}"]
         for name, (colour, dash) in LOOKS.items():

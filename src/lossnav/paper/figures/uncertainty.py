@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.figures import style
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, RED, PaperFigure, Tables
 from lossnav.paper.figures.network import Network
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, RED, PaperFigure, Tables
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.landscapes import Quadratic
 from lossnav.solvers import Ritz, solve
@@ -116,10 +116,10 @@ def proportion(h: FloatArray, variance: FloatArray) -> tuple[float, float]:
     return float(np.polyfit(x, y, 1)[0]), float(np.corrcoef(x, y)[0, 1])
 
 
-@style.styled
-def draw_noise(tables: Tables) -> style.Figure:
+@figures.styled
+def draw_noise(tables: Tables) -> figures.Figure:
     """Variance against curvature, on logarithmic axes: proportional is a slope of one."""
-    figure, (axes,) = style.panels(3, height=2.8)
+    figure, (axes,) = figures.panels(3, height=2.8)
     titles = ("a  The process", "b  A network that wanders", "c  Its single examples")
     for ax, table, title in zip(axes, tables.values(), titles, strict=True):
         h, variance = table["h"], table["variance"]
@@ -184,10 +184,10 @@ def transients_data() -> Tables:
     return tables
 
 
-@style.styled
-def draw_transients(tables: Tables) -> style.Figure:
+@figures.styled
+def draw_transients(tables: Tables) -> figures.Figure:
     """One panel for each kind of switch."""
-    figure, (axes,) = style.panels(3, height=2.6)
+    figure, (axes,) = figures.panels(3, height=2.6)
     titles = ("a  A flatter basin", "b  A moved basin", "c  Both")
     law = {"color": GREEN, "linestyle": (0, (1.5, 1.5)), "lw": 1.4, "label": "$v$, overdamped law"}
     mean = {"color": RED, "linestyle": (0, (5, 2)), "label": r"mean $\mu$"}
