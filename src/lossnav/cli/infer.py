@@ -30,9 +30,9 @@ def infer(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show several optimizers side by side.")
     ] = False,
-    shape: Annotated[str, typer.Option(help="Of the tensors to try it on, such as 8,6.")] = "8,6",
-    seed: Annotated[int, typer.Option(help="Of the gradients.")] = 0,
-    budget: Annotated[int, typer.Option(help="Lessons to learn from; more narrows intervals.")] = 1,
+    shape: Annotated[str, typer.Option(help="Shape of the tensors to test it on.")] = "8,6",
+    seed: Annotated[int, typer.Option(help="Seed of the gradients.")] = 0,
+    budget: Annotated[int, typer.Option(help="Training sets; more narrow the intervals.")] = 1,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which an optimizer is given up.")
     ] = 300.0,
@@ -88,12 +88,11 @@ def _value(word: str) -> Any:
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
+    sentence = f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
     try:
         return tuple(int(part) for part in shape.split(","))
     except ValueError:
-        raise ValueError(
-            f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
-        ) from None
+        raise ValueError(sentence) from None
 
 
 def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> Assumptions:

@@ -37,7 +37,7 @@ def rank(
     noise: Annotated[
         float | None, typer.Option(help="Standard deviation of each gradient's noise.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each rule, with noise.")] = 10,
+    seeds: Annotated[int, typer.Option(help="Runs of each rule if there is noise.")] = 10,
     theta0: Start = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,18 +109,15 @@ def _entries(text: str) -> list[tuple[str, float | None]]:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         checks.choice("rule", name, [*DERIVED, *TUNED])
+        has = f"--rules has {part.strip()!r}"
         if equals and name in DERIVED:
-            raise ValueError(
-                f"--rules has {part.strip()!r}, but {name} has no learning rate to set."
-            )
+            raise ValueError(f"{has}, but {name} has no learning rate to set.")
         try:
-            rate = checks.positive(f"The learning rate of {name}", float(value)) if equals else None
-        except ValueError as error:
-            if "must be" in str(error):
-                raise
-            raise ValueError(
-                f"--rules has {part.strip()!r}, where a number must follow =."
-            ) from None
+            rate = float(value) if equals else None
+        except ValueError:
+            raise ValueError(f"{has}, where a number must follow =.") from None
+        if rate is not None:
+            checks.positive(f"The learning rate of {name}", rate)
         entries.append((name, rate))
     return entries
 

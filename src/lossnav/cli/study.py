@@ -25,7 +25,7 @@ def study(
     ] = None,
     engine: Annotated[str, typer.Option(help="joblib, serial, ray or torchrun.")] = "joblib",
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; one is made here if not given.")
+        str | None, typer.Option(help="Address of a Ray cluster; one is started here if not given.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of each trial, with torchrun.")] = 2,
     only: Annotated[
@@ -88,15 +88,15 @@ def study(
 
 def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
     """The plan for reading."""
-    from lossnav.studies.progress import duration
+    from lossnav.studies.progress import duration, settings
 
     trials, seeds, count = found["trials"], found["seeds"], len(found["tasks"])
     rules = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
     for name, rule in found["rules"].items():
-        points = [_settings(point) for point in rule["points"]]
+        points = [settings(point) for point in rule["points"]]
         shown = "; ".join(points[:6]) + (f"; and {len(points) - 6} more" if points[6:] else "")
         sizes = [len(points) * len(seeds["tuning"]) * count, len(seeds["reporting"]) * count]
-        rules.append([name, rule["kind"], _settings(rule["settings"]), shown, *map(str, sizes)])
+        rules.append([name, rule["kind"], settings(rule["settings"]), shown, *map(str, sizes)])
     tasks = [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
     budget = ", ".join(f"{v:g} {key}" for key, v in asked["budget"].items() if key != "trials")
     listed = {name: ", ".join(map(str, numbers)) or "none" for name, numbers in seeds.items()}
@@ -124,19 +124,16 @@ def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
 
 def outcome_text(rows: list[dict[str, Any]]) -> str:
     """The final metric of each rule, for reading."""
+    from lossnav.studies.progress import settings
+
     cells = [["task", "rule", "chosen", "metric", "mean", "sd", "95 % interval", "seeds"]]
     for row in rows:
         interval = "-" if row["low"] is None else f"{row['low']:.4g} to {row['high']:.4g}"
         seeds = f"{row['seeds']}" + (f" ({row['lost']} lost)" if row["lost"] else "")
-        chosen = _settings(row["settings"]) or "-"
+        chosen = settings(row["settings"]) or "-"
         mean, sd = ("-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "sd"))
         cells.append([row["task"], row["rule"], chosen, row["metric"], mean, sd, interval, seeds])
     return _table(cells)
-
-
-def _settings(values: dict[str, Any]) -> str:
-    pairs = ((k, f"{v:g}" if isinstance(v, float) else str(v)) for k, v in values.items())
-    return " ".join(f"{name}={value}" for name, value in pairs)
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -169,10 +169,8 @@ class Asset:
 def assets() -> dict[str, Asset]:
     """Every file of the page by name, plotly.js included; no other file is served."""
     static = resources.files("lossnav.explorer").joinpath("static")
-    files = {
-        file.name: file.read_bytes() for file in static.iterdir() if Path(file.name).suffix in MEDIA
-    }
-    files[PLOTLY] = plotly()
+    ours = [file for file in static.iterdir() if Path(file.name).suffix in MEDIA]
+    files = {file.name: file.read_bytes() for file in ours} | {PLOTLY: plotly()}
     return {
         name: Asset(
             MEDIA[Path(name).suffix],

@@ -138,9 +138,8 @@ class Worker:
     def _start(self) -> None:
         self.pipe, far = self.context.Pipe()
         self.cancelled, self.cancelling = self.context.Pipe(duplex=False)
-        process = self.context.Process(
-            target=serve, args=(far,), daemon=True, name="lossnav explorer"
-        )
+        how = {"target": serve, "args": (far,), "name": "lossnav explorer"}
+        process = self.context.Process(**how, daemon=True)
         process.start()
         self.process = process  # from here on `close`, called by another thread, ends it
         far.close()

@@ -171,10 +171,8 @@ def fingerprints() -> Section:
     for path in stored_files("fingerprints"):
         for block in path.read_text(encoding="utf-8").split("\n## ")[1:]:
             name, _, rest = block.partition("\n")
-            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.MULTILINE)
-            nearest = re.search(
-                r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.MULTILINE
-            )
+            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.M)
+            nearest = re.search(r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.M)
             if found:
                 near = f"{nearest[1]} ({nearest[2]})" if nearest else "–"
                 rows.append([name, found[1], found[2], near])

@@ -140,10 +140,8 @@ def check(study: Study) -> dict[str, tuple[str, str]]:
                     )
                 module.check(trial)
             except ValueError as error:
-                file = "the study" if study.path is None else study.path
-                raise StudyError(
-                    f"{file} (tasks.{trial.task}, rules.{trial.rule}): {error}"
-                ) from error
+                where = f"{study.path or 'the study'} (tasks.{trial.task}, rules.{trial.rule})"
+                raise StudyError(f"{where}: {error}") from error
             metrics[trial.task] = (metric, better)
     return metrics
 
@@ -291,10 +289,8 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     phases, seconds = _left(study, folder), None
     left = sum(map(len, phases.values()))
     if len(here) == len(study.tasks):
-        threads = study.training.threads
-        seconds = total_seconds(
-            phases, costs, startup=startup, jobs=jobs, threads=threads, engine=engine
-        )
+        how = {"jobs": jobs, "threads": study.training.threads}
+        seconds = total_seconds(phases, costs, startup=startup, engine=engine, **how)
     return {
         "name": study.name,
         "folder": str(folder),

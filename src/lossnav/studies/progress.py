@@ -160,9 +160,14 @@ def choose(quiet: bool = False) -> Progress:
 
 def label(trial: Trial) -> str:
     """The task, rule, point and seed of a trial."""
-    short = {k: f"{v:g}" if isinstance(v, float) else v for k, v in trial.point.items()}
-    point = " ".join(f"{key}={value}" for key, value in short.items())
-    return " ".join(filter(None, [trial.task, trial.rule, point, f"seed {trial.seed}"]))
+    named = [trial.task, trial.rule, settings(trial.point), f"seed {trial.seed}"]
+    return " ".join(filter(None, named))
+
+
+def settings(values: Mapping[str, Any]) -> str:
+    """Settings as ``lr=0.1 beta=0.9``."""
+    short = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
+    return " ".join(f"{key}={value}" for key, value in short.items())
 
 
 def duration(seconds: float) -> str:

@@ -34,9 +34,8 @@ def fig1_data() -> Tables:
     path = solve(OBJECTIVE, START, HORIZON, MINIMUM)
     t = np.linspace(0, HORIZON, 201)
     points, late = path.at(t), 2 * t
-    flow = solve_ivp(
-        lambda _, theta: -LOSS.grad(theta), (0, 8), START, t_eval=late, rtol=1e-9, atol=1e-12
-    ).y
+    exact = {"rtol": 1e-9, "atol": 1e-12}
+    flow = solve_ivp(lambda _, x: -LOSS.grad(x), (0, 8), START, t_eval=late, **exact).y
     fine = np.linspace(0, HORIZON, 20 * 200 + 1)
     velocity = np.gradient(path.at(fine), fine, axis=0, edge_order=2)[::20]
     flow_columns = {"flow t": late, "flow theta1": flow[0], "flow theta2": flow[1]}
@@ -64,9 +63,8 @@ def draw_fig1(tables: Tables) -> figures.Figure:
     plane.plot(b["flow theta1"], b["flow theta2"], **flow)
     plane.plot(*START, "s", color="black", markersize=4.5)
     plane.plot(*MINIMUM, "o", color=RED, markersize=6, label="minimum")
-    middle.legend(
-        loc="outside lower center", ncols=3, columnspacing=0.8, handlelength=1.6, handletextpad=0.4
-    )
+    tight = {"columnspacing": 0.8, "handlelength": 1.6, "handletextpad": 0.4}
+    middle.legend(loc="outside lower center", ncols=3, **tight)
     plane.set(title="b  Double well", aspect="auto")
     (kinetic, potential), c = right.subplots(2, 1, sharex=True), tables["fig1c"]
     kinetic.plot(c["t"], c["kinetic"], color=BLUE)

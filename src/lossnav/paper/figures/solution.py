@@ -179,7 +179,5 @@ def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatA
     """The minima of the loss within the box."""
     from lossnav.solvers.ritz.ends import minima
 
-    found = [
-        x for x in minima(objective.loss.jet, theta0) if ((box[:, 0] <= x) & (x <= box[:, 1])).all()
-    ]
-    return np.array(found).reshape(-1, 2)
+    found = np.array(list(minima(objective.loss.jet, theta0))).reshape(-1, 2)
+    return found[((box[:, 0] <= found) & (found <= box[:, 1])).all(axis=1)]

@@ -73,9 +73,8 @@ NUMBERS = {ETA: 0.7, K: 1.3, GAMMA: 0.6, h: 1.9, star: 0.4, theta0: -0.8}
 @functools.cache
 def line() -> System:
     """The equations of the one-dimensional quadratic loss."""
-    return symbols.system(
-        Objective(Function(lambda x: h / 2 * (x[0] - star) ** 2, names=["theta"]))
-    )
+    loss = Function(lambda x: h / 2 * (x[0] - star) ** 2, names=["theta"])
+    return symbols.system(Objective(loss))
 
 
 @functools.cache
@@ -230,10 +229,8 @@ def optimal_path(form: Form) -> Evidence:
     pairs = []
     for gamma in (0.0, 0.6, 5.0):
         task = numbered(gamma)
-        path, rate = (
-            solve(task, [-0.8], method=Ritz()),
-            min(np.roots([1, -gamma, -0.7 * 1.3 * 1.9])),
-        )
+        path = solve(task, [-0.8], method=Ritz())
+        rate = min(np.roots([1, -gamma, -0.7 * 1.3 * 1.9]))
         for t in (0.1, 0.5, 1.0, 3.0):
             here = path.at(t)
             place = {"theta": here, "dtheta": solve(task, here, method=Ritz()).velocity0}

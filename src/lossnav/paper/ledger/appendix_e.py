@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -172,11 +173,8 @@ def roots(form: Form) -> Evidence:
     symbolic = derived((symbols.characteristic_roots(lam), shown))
     p, eye = local("E.10"), np.eye(3)
     block = np.block([[0 * eye, eye], [p.eta * p.k * p.H, p.gamma * eye]])
-    printed = [
-        form.side(0, 1, **p.letters, lam_i=value, pm=sign)
-        for value in p.eigen()[0]
-        for sign in (-1, 1)
-    ]
+    pairs = product(p.eigen()[0], (-1, 1))
+    printed = [form.side(0, 1, **p.letters, lam_i=value, pm=sign) for value, sign in pairs]
     return symbolic.also(numeric((np.sort(linalg.eigvals(block).real), np.sort(printed))))
 
 

@@ -246,13 +246,8 @@ def believed_cubic_loss(form: Form) -> Evidence:
     def pair(x: FloatArray, cubic: float) -> tuple[Any, Any]:
         each = 0.3 + slopes @ x + np.einsum("i,nij,j->n", x, bends, x) / 2
         mean = float((each + cubic * cubes * x[0] ** 3).mean())
-        letters = {
-            "theta": theta0 + x,
-            "theta0": theta0,
-            "kappa": scale,
-            "mean": lambda at: at(Loss=mean),
-        }
-        return form.pairs(**letters, m=m, V=V, Loss=0.3)[0]
+        letters = {"theta": theta0 + x, "theta0": theta0, "kappa": scale}
+        return form.pairs(**letters, m=m, V=V, Loss=0.3, mean=lambda at: at(Loss=mean))[0]
 
     direction, steps = np.array([0.8, 0.6]), [0.04, 0.02, 0.01]
     gaps = [abs(np.subtract(*pair(s * direction, 1.0))) for s in steps]
@@ -338,14 +333,12 @@ State = dict[str, FloatArray]
 def states(name: str) -> tuple[State, State]:
     """Two random states (m, v, m', v') of a belief about two weights, with positive v."""
     rng = random(name)
-    one, other = (
-        {"m": m, "v": v, "dm": dm, "dv": dv}
-        for m, v, dm, dv in (
-            [rng.normal(size=2), rng.uniform(0.5, 2, size=2), *rng.normal(size=(2, 2))]
-            for _ in "ab"
-        )
-    )
-    return one, other
+
+    def state() -> State:
+        m, v, (dm, dv) = rng.normal(size=2), rng.uniform(0.5, 2, size=2), rng.normal(size=(2, 2))
+        return {"m": m, "v": v, "dm": dm, "dv": dv}
+
+    return state(), state()
 
 
 def between(form: Form, observation: str) -> Evidence:

@@ -251,11 +251,8 @@ def expected_loss(form: Form) -> Evidence:
         x = points @ np.vstack([np.eye(2), -np.eye(2)])
         mean = float(mass @ Quadratic(bend, g=pull)(x) / mass.sum())
         letters = {"g": pull, "H": bend, "mu": mu, "mu0": mu0, "v": v, "const": 0.0, "dim": 2}
-        letters |= {
-            "Loss": library(np.concatenate([mu, v])).item(),
-            "mean": lambda at: at(Loss=mean),
-        }
-        return np.array([form.side(0, n, **letters) for n in range(3)])
+        own = {"Loss": library(np.concatenate([mu, v])).item(), "mean": lambda at: at(Loss=mean)}
+        return np.array([form.side(0, n, **letters, **own) for n in range(3)])
 
     one, other = (sides(rng.normal(size=2), rng.uniform(0.5, 2, size=2)) for _ in "ab")
     by_library, by_quadrature, shown = one - other  # a constant is left out

@@ -264,10 +264,8 @@ class Form:
         node = self.lines[line][side]
         free = sorted(free_indices(node) - letters.keys()) if "dim" in letters else []
         ranges = [range(letters.get("dim", 0)) for _ in free]
-        found = [
-            Values(letters | dict(zip(free, place, strict=True))).of(node)
-            for place in product(*ranges)
-        ]
+        places = [dict(zip(free, place, strict=True)) for place in product(*ranges)]
+        found = [Values(letters | place).of(node) for place in places]
         READ.add((self.display, line, side % len(self.lines[line]), _is_symbolic(found[0])))
         return _shown(found) if free else _shown(found[0])
 

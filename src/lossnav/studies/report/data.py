@@ -191,9 +191,8 @@ def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result
 
 def _in_order(one: GridPoint) -> list[tuple[bool, float, str]]:
     """Numbers by size, anything else by name."""
-    return [
-        (is_number(v), v if is_number(v) else 0.0, str(v)) for _, v in sorted(one.point.items())
-    ]
+    values = [value for _, value in sorted(one.point.items())]
+    return [(is_number(x), x if is_number(x) else 0.0, str(x)) for x in values]
 
 
 def _rank(view: RuleView, better: Better) -> tuple[float, float, int]:

@@ -218,17 +218,11 @@ def grids(task: TaskView, name: str) -> list[str]:
             points.setdefault(settings(others), []).append(one)
         lines = []
         for i, (label, some) in enumerate(points.items()):
-            style = {
-                "color": color(view.place),
-                "label": label,
-                "marker": MARKERS[i % len(MARKERS)],
-            }
-            lines.append((view, key, some, {**style, "linestyle": DASHES[i % len(DASHES)]}))
+            marks = {"marker": MARKERS[i % len(MARKERS)], "linestyle": DASHES[i % len(DASHES)]}
+            lines.append((view, key, some, {"color": color(view.place), "label": label} | marks))
         if len(lines) > 1:
-            combinations = count(len(lines), "combination")
-            what = f"{view.name} against {key}, a line for each of {combinations} of its other "
-            what += "settings"
-            place = f"{name}-{view.place}"
+            each = f"a line for each of {count(len(lines), 'combination')} of its other settings"
+            what, place = f"{view.name} against {key}, {each}", f"{name}-{view.place}"
             drawn.append(_grid_panel(task, limits, lines, view.name, what, place))
     return drawn
 

@@ -61,9 +61,8 @@ def command(argv: Sequence[str]) -> str:
     if not argv:
         return ""
     program = Path(argv[0])
-    name = program.name
-    if name == "__main__.py":
-        name = f"python -m {program.parent.name}"
+    is_main = program.name == "__main__.py"
+    name = f"python -m {program.parent.name}" if is_main else program.name
     return " ".join([name, *(shlex.quote(_homeless(argument)) for argument in argv[1:])])
 
 
@@ -100,12 +99,11 @@ def _output(arguments: list[str]) -> str | None:
     """The output of a program; None if it is missing or fails."""
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, timeout=10, check=True, env=quiet
-        )
+        return subprocess.check_output(
+            arguments, stderr=subprocess.DEVNULL, text=True, timeout=10, env=quiet
+        ).strip()
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return done.stdout.strip()
 
 
 def _cpu() -> str | None:

@@ -146,9 +146,8 @@ def check_budget(trial: Trial) -> None:
 
 def judged_after(evaluations: int, steps: int) -> frozenset[int]:
     """The steps after which the model is judged, evenly spread from 0 to the last."""
-    return frozenset(
-        (2 * i * steps + evaluations) // (2 * evaluations) for i in range(evaluations + 1)
-    )
+    n = evaluations
+    return frozenset((2 * i * steps + n) // (2 * n) for i in range(n + 1))
 
 
 def learning_rates(

@@ -86,14 +86,11 @@ def check(trial: Trial) -> str:
     setup.split_of(trial, task)
     make = rulebook.factory(trial.rule_kind, trial.settings)
     with setup.generators_kept():
-        optimizer = make(
-            [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
-        )
+        optimizer = make([torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))])
     setup.learning_rates(trial, optimizer, 100)
     given = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
-    return (
-        f"{trial.rule_kind}({given}) on {trial.task_kind}, judged by {task.metric} ({task.better})"
-    )
+    rule = f"{trial.rule_kind}({given})"
+    return f"{rule} on {trial.task_kind}, judged by {task.metric} ({task.better})"
 
 
 def metric_of(trial: Trial) -> tuple[str, tasks.Better, tuple[Split, ...]]:
