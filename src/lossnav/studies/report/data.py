@@ -257,11 +257,8 @@ def band(view: RuleView, metric: str, better: Better) -> CurveBand | None:
             values = np.interp(step[there], one[0], one[2])
             each[row, there] = np.where(np.isfinite(values), values, worst)
             times[row, there] = np.interp(step[there], one[0], one[1])
-    ordered = np.sort(each, axis=0)
-    n = len(ordered)
-    pair = ordered[[(n - 1) // 2, n // 2]]
-    middle = np.where(np.isfinite(pair).all(axis=0), np.nan_to_num(pair).mean(axis=0), worst)
-    return CurveBand(step, np.nanmedian(times, axis=0), middle, ordered[0], ordered[-1])
+    bounds = each.min(axis=0), each.max(axis=0)
+    return CurveBand(step, np.nanmedian(times, axis=0), np.median(each, axis=0), *bounds)
 
 
 def _evaluations(result: Result, metric: str) -> tuple[FloatArray, ...]:

@@ -191,10 +191,9 @@ def reach(times: ArrayLike) -> Reach:
     """Summarize the times of all seeds to a target; infinite where it was not reached."""
     each = np.sort(np.asarray(times, dtype=np.float64).ravel())
     reached = int(np.isfinite(each).sum())
-    # The middle two are averaged by hand: the mean of a number and infinity is not a median.
-    middle = each[[(len(each) - 1) // 2, len(each) // 2]] if len(each) else np.array([math.nan])
-    median = float(middle.mean()) if np.isfinite(middle).all() else math.nan
-    return Reach(len(each), reached, median, interval(each))
+    # Infinite if one of the middle two is.
+    median = float(np.median(each)) if len(each) else math.nan
+    return Reach(len(each), reached, median if math.isfinite(median) else math.nan, interval(each))
 
 
 @dataclass(frozen=True)
