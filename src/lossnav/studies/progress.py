@@ -17,7 +17,6 @@ SECONDS = 10.0
 STARTUP = 3.0
 """Seconds in which a process imports PyTorch, where this cannot be measured."""
 _REPORT = (0.15, 0.2)  # time of a report and of each task in it, in units of a start
-
 Pair = tuple[str, str]
 """A task and a rule, by their names in the study."""
 
@@ -213,15 +212,15 @@ def total_seconds(
     Examples:
         >>> costs = {"digits": {"sgd": {"seconds": 4.0, "reporting_seconds": 6.0, "start": 1.0}}}
         >>> phases = {"tuning": [("digits", "sgd")] * 3, "reporting": [("digits", "sgd")] * 2}
-        >>> total_seconds(phases, costs, startup=2.0, jobs=2, cores=2)  # 2 + 2 + 1 + 8 + 6 + 0.7
+        >>> seconds = total_seconds(phases, costs, startup=2.0, jobs=2, cores=2)
+        >>> round(seconds, 2)  # 2 + 2 + 1 + 8 + 6 + 0.7
         19.7
     """
     pairs = {pair for trials in phases.values() for pair in trials}
     if not pairs:
         return 0.0
-    crowd = max(
-        1.0, jobs * threads / (cores or usable_cores())
-    )  # processes that wait for a processor
+    # Processes that wait for a processor.
+    crowd = max(1.0, jobs * threads / (cores or usable_cores()))
     again = startup if engine == "torchrun" else 0.0  # for each trial
     first = math.fsum(costs[task][rule]["start"] for task, rule in pairs)
     spent = startup + crowd * first + (startup if engine in ("joblib", "ray") else 0.0)

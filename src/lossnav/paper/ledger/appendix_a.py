@@ -12,7 +12,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import problems
 from lossnav.paper.ledger.comparison import Evidence, approached, check, corrected, defined, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import bowl, displayed_cost, local, metric, random, spd, wind
+from lossnav.paper.ledger.problems import BOWL, bowl, displayed_cost, local, metric, random, wind
 from lossnav.problem.geometry import LinearDrift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
@@ -78,7 +78,6 @@ def full_objective(form: Form) -> Evidence:
 
 
 CONSTANTS: dict[str, Any] = {"eta": 0.8, "k": 1.3, "gamma": 0.6}
-LOSS = Function(bowl, names=["x", "y"])
 COUNTS = [200, 400, 800]
 """Numbers of steps, for limits."""
 
@@ -119,7 +118,7 @@ def displayed_sum(form: Form, theta: FloatArray, dt: float, eta: float) -> Any:
 def sum_of_steps(form: Form) -> Evidence:
     """The displayed sum over six random steps is the library's Discrete with dt = 1."""
     theta, eta = random("A.2").normal(size=(7, 2)), 0.8
-    ours = Discrete(Objective(LOSS, eta=eta), steps=6, dt=1.0).J(theta)
+    ours = Discrete(Objective(BOWL, eta=eta), steps=6, dt=1.0).J(theta)
     return defined((ours, displayed_sum(form, theta, 1.0, eta)))
 
 
@@ -136,7 +135,7 @@ def sum_to_integral(form: Form) -> Evidence:
     exact, _ = quad(lambda t: integrand(t, *path(t)), 0, T, epsrel=1e-12)
     paths = [sampled(path, T, n) for n in COUNTS]
     sums = [displayed_sum(form, x, T / n, eta) for x, n in zip(paths, COUNTS, strict=True)]
-    task = Objective(LOSS, eta=eta)
+    task = Objective(BOWL, eta=eta)
     ours = [Discrete(task, n, T / n).J(x) for x, n in zip(paths, COUNTS, strict=True)]
     limit = approached([T / n for n in COUNTS], [abs(s - exact) for s in sums], order=1)
     return limit.also(numeric((ours, sums)))
@@ -163,13 +162,13 @@ def endless(form: Form) -> Evidence:
 @check("A.7")
 def step_with_metric(form: Form) -> Evidence:
     """The displayed cost with a metric is the library's, and so is its numerical minimiser."""
-    return priced(form, local("A.7"), metric=spd(random("A.7 G"), 3))
+    return priced(form, local("A.7"), metric=problems.spd(random("A.7 G"), 3))
 
 
 @check("A.8")
 def step_with_drift(form: Form) -> Evidence:
     """The library's cost of a step beside both forms; the printed one is linear in the step."""
-    p, G = local("A.8"), spd(random("A.8 G"), 3)
+    p, G = local("A.8"), problems.spd(random("A.8 G"), 3)
     J, c = random("A.8 J").normal(size=(3, 3)), random("A.8 c").normal(size=3)
     return corrected(form, lambda one: priced(one, p, drift=LinearDrift(J, c), metric=G))
 
@@ -177,7 +176,7 @@ def step_with_drift(form: Form) -> Evidence:
 @check("A.9")
 def geometry(form: Form) -> Evidence:
     """The displayed integral is the library's J on a random path; a sum over steps has order 1."""
-    objective = Objective(LOSS, metric, wind, **CONSTANTS)
+    objective = Objective(BOWL, metric, wind, **CONSTANTS)
     inputs: dict[str, Any] = {"loss": bowl, "metric": metric, "drift": wind}
     integrand = problems.integrand_of(form, **inputs, **CONSTANTS)
     path, T = problems.smooth_path("A.9", 2), 2.0

@@ -15,7 +15,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import bowl, displayed_cost, metric, random, same_cost, wind
+from lossnav.paper.ledger.problems import BOWL, displayed_cost, metric, random, same_cost, wind
 from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, anything, h, q, r, star
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -45,7 +45,7 @@ def euler_lagrange(form: Form) -> Evidence:
     pairs = form.pairs(**s.letters, dim=2)
     over = ETA * sympy.exp(GAMMA * TIME)
     symbolic = derived(*[(s.residual, over * (Matrix(a) - Matrix(b))) for a, b in pairs])
-    task = Objective(Function(bowl, names=["x", "y"]), metric, wind, gamma=0.7)
+    task = Objective(BOWL, metric, wind, gamma=0.7)
     force, counts, gaps = symbols.accelerations(task), [50, 100, 200], []
     for n in counts:
         path = solve(task, [0.7, -0.5], horizon=1.0, end=[0.1, 0.3], method=Direct(steps=n))

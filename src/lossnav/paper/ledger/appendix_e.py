@@ -12,9 +12,9 @@ from scipy import linalg
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import STRONG, TIMES, Local, bowl, least, local, random
+from lossnav.paper.ledger.problems import BOWL, STRONG, TIMES, Local, least, local, random
 from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, H, K, g, r, start
-from lossnav.problem.landscapes import DoubleWell, Function, Rosenbrock
+from lossnav.problem.landscapes import DoubleWell, Rosenbrock
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 
@@ -41,10 +41,10 @@ def overdamped(form: Form) -> Evidence:
     s = symbols.anything(2)
     slow = list(s.equations.overdamped().velocities.values())
     symbolic = derived(*form.pairs(**s.letters | {"dtheta": slow}))
-    loss, theta, eta, k = Function(bowl, names=["x", "y"]), np.array([0.8, -0.6]), 0.8, 1.3
-    tasks = [Objective(loss, eta=eta, k=k, gamma=c) for c in STRONG]
+    theta, eta, k = np.array([0.8, -0.6]), 0.8, 1.3
+    tasks = [Objective(BOWL, eta=eta, k=k, gamma=c) for c in STRONG]
     ours = [solve(task, theta, method=Ritz()).velocity0 for task in tasks]
-    pull = {"eta": eta, "k": k, "nabla": loss.grad(theta)}
+    pull = {"eta": eta, "k": k, "nabla": BOWL.grad(theta)}
     printed = [form.side(0, 1, **pull, gamma=c) for c in STRONG]
     return comparison.closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
 

@@ -96,8 +96,7 @@ def quadratic(form: Form) -> Evidence:
     E.16 with g and H divided by a random metric, against paths of least J."""
     a, b, c = sympy.symbols("G11 G12 G22", positive=True)
     G = [[a, b], [b, c]]
-    loss = Function(symbols.local_loss, names=["theta1", "theta2"])
-    s = system(Objective(loss, metric=lambda _: G))
+    s = system(Objective(symbols.LOCAL, metric=lambda _: G))
     own = {"ddtheta": s.acceleration, "g": g, "H": H, "theta0": start}
     p, M = problems.local("F.6"), problems.spd(problems.random("F.6 G"), 3)
     times = np.array([0.2, 1.0, 2.0])

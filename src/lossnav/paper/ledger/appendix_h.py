@@ -224,10 +224,7 @@ def adam_rule(form: Form) -> Evidence:
     return corrected(form, shown)
 
 
-# App. H
-
-
-# Why the variance of gradients relates to the Hessian
+# App. H: why the variance of gradients relates to the Hessian
 
 TAU, NOISE = 2.6, 0.7
 

@@ -84,6 +84,11 @@ def objective_of_two_weights(form: Form) -> Evidence:
     return costs(form, task, np.concatenate([mu, v]), np.concatenate([dmu, dv]), mean)
 
 
+def two_weights() -> System:
+    """The derived equations of two uncertain weights on a quadratic loss in symbols."""
+    return symbols.system(weight_uncertainty(symbols.LOCAL))
+
+
 def weights(s: System) -> dict[str, Any]:
     """Values for the letters of a display of two uncertain weights: means and variances."""
     letters: dict[str, Any] = CONSTANTS | {"g": g, "H": H, "mu0": start, "dim": 2}
@@ -100,8 +105,7 @@ def accelerated(s: System) -> dict[str, Any]:
 @check("6.2")
 def equations_of_two_weights(form: Form) -> Evidence:
     """The derived equations of two uncertain weights on a quadratic loss in symbols."""
-    loss = Function(symbols.local_loss, names=["theta1", "theta2"])
-    return derived(*form.pairs(**accelerated(symbols.system(weight_uncertainty(loss)))))
+    return derived(*form.pairs(**accelerated(two_weights())))
 
 
 # App. I
@@ -272,7 +276,7 @@ def equations_on_a_quadratic(form: Form) -> Evidence:
 @check("I.11")
 def overdamped(form: Form) -> Evidence:
     """The slow manifold of two weights by SymPy; and the velocity of least J as gamma grows."""
-    s = symbols.system(weight_uncertainty(Function(symbols.local_loss, names=["theta1", "theta2"])))
+    s = two_weights()
     rates = Matrix(list(s.equations.overdamped().velocities.values()))
     slow = derived(*form.pairs(**weights(s) | {"dmu": rates[:2, 0], "dv": rates[2:, 0]}))
     bend, eta, k, (mu, v) = 1.6, 0.9, 1.2, (0.8, 0.9)
@@ -289,7 +293,7 @@ def overdamped(form: Form) -> Evidence:
 @check("I.12")
 def balance(form: Form) -> Evidence:
     """Where the derived variance equation rests, by SymPy; and where a path of least J rests."""
-    s = symbols.system(weight_uncertainty(Function(symbols.local_loss, names=["theta1", "theta2"])))
+    s = two_weights()
     still = dict.fromkeys(s.v, sympy.S.Zero)
     rest = [sympy.solve(s.acceleration[2 + n].xreplace(still), s.theta[2 + n])[0] for n in (0, 1)]
     bend, k = 1.6, 1.2

@@ -56,6 +56,10 @@ def bowl(x: Any) -> Any:
     return np.cosh(x[0] - 0.2) + x[0] * x[1] / 2 + x[1] ** 2 + x[1] ** 4 / 4
 
 
+BOWL = Function(bowl, names=["x", "y"])
+"""The library's loss of that formula."""
+
+
 def metric(x: Any) -> Any:
     """A metric that varies with the parameters."""
     return [[2 + np.sin(x[1]), x[0] / 4], [x[0] / 4, 1 + x[0] ** 2]]

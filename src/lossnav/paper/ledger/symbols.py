@@ -133,12 +133,15 @@ def local_loss(x: Any) -> Any:
     return (g.T * d + d.T * H * d / 2)[0]
 
 
+LOCAL = Function(local_loss, names=["theta1", "theta2"])
+"""The library's loss of that formula."""
+
+
 @functools.cache
 def local_system(drift: Any = None) -> System:
-    """Two coordinates on `local_loss`; ``drift`` is an immutable matrix J for f = J theta."""
-    loss = Function(local_loss, names=["theta1", "theta2"])
+    """Two coordinates on `LOCAL`; ``drift`` is an immutable matrix J for f = J theta."""
     moves = None if drift is None else lambda x: list(drift * symbolic(x))
-    return system(Objective(loss, drift=moves))
+    return system(Objective(LOCAL, drift=moves))
 
 
 def characteristic_roots(curvature: sympy.Symbol) -> list[sympy.Expr]:

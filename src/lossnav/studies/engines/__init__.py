@@ -48,8 +48,8 @@ def deferred() -> Iterator[Callable[[], None]]:
 
     Python raises KeyboardInterrupt between any two instructions of the main thread. Inside a
     library that hands work to other threads or processes this can leave a lock taken or a worker
-    that nobody ends. Blocking the signal in the main thread does not help: another takes it,
-    and Python still runs the handler in the main thread.
+    that nobody ends. Blocking the signal in the main thread does not help: another thread takes
+    it, and Python still runs the handler in the main thread.
 
     What was pressed and not noticed takes effect at the end of the block, unless that is left by an
     exception. Pressed `PRESSES` times, it ends the process with exit code 130. In another thread
