@@ -80,7 +80,6 @@ def _step(kind: str) -> dict[str, Any]:
 
 
 def _python(asked: PathRequest) -> str:
-    """Lines of Python that compute the same path."""
     v = asked.values
     inputs = [asked.landscape.source.python()]
     if v["metric"] == "fisher":
@@ -102,7 +101,6 @@ rule = ln.learning_rule(objective, dt={v["dt"]!r})"""
 
 
 def _toml(asked: PathRequest) -> str:
-    """A problem file that ``lossnav solve`` reads."""
     v = asked.values
     horizon = "" if np.isinf(asked.horizon) else f" --horizon {asked.horizon!r}"
     parts = [

@@ -360,7 +360,6 @@ class Workers:
 
 
 def _kind(question: str, request: Any) -> str:
-    """The kind of a question, by what it asks for."""
     if question not in QUICK_QUESTIONS:
         return SLOW
     own = isinstance(request, dict) and request.get("landscape") == "expression"

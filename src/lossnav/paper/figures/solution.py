@@ -176,7 +176,6 @@ def _box(points: FloatArray) -> FloatArray:
 
 
 def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatArray:
-    """The minima of the loss within the box."""
     from lossnav.solvers.ritz.ends import minima
 
     found = np.array(list(minima(objective.loss.jet, theta0))).reshape(-1, 2)

@@ -194,7 +194,6 @@ def _by_study(
 
 
 def _table(runs: list[tuple[str, int, dict[str, Any]]]) -> dict[str, Any]:
-    """The runs concatenated: rule, seed and curves."""
     counts = [len(curves["step"]) for _, _, curves in runs]
     return {
         "rule": np.repeat([name for name, _, _ in runs], counts),
