@@ -8,8 +8,7 @@ import time
 
 from lossnav.cli.explore import listening
 from lossnav.explorer import api, workers
-from lossnav.explorer.connections import Server, configuration
-from lossnav.explorer.server import create_app
+from lossnav.explorer.server import Server, configuration, create_app
 
 ENDLESS = {"gamma": 3.0}
 """Settings of a request that `endless` never answers."""

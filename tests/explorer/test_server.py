@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (
 
 from explorer_serving import ENDLESS, endless, running
 from lossnav.cli import explore
-from lossnav.explorer import api, connections, server, turns, workers
+from lossnav.explorer import api, server, workers
 from lossnav.explorer.export import VARIANTS, export
 
 JSON = {"Content-Type": "application/json"}
@@ -295,7 +295,7 @@ def test_headers_that_do_not_come_are_given_up(explorer, monkeypatch, begun):
 def test_a_new_client_is_let_in_when_there_are_too_many_connections(explorer, monkeypatch):
     """The oldest that waits for nothing makes room, whatever time it still has."""
     monkeypatch.setattr(server, "PATIENCE", 3600.0)
-    monkeypatch.setattr(connections, "MOST", 20)
+    monkeypatch.setattr(server, "MOST", 20)
     patiently(lambda: not explorer.connections())
     held = [half_sent(explorer.port) for _ in range(60)]
     assert explorer.ask("path", {"landscape": "bowl"})[0] == 200
@@ -470,8 +470,8 @@ def order_of_turns(asked, costs):
     """In which order questions (client, kind) have the one worker, which is given back at once."""
 
     async def all_turns():
-        pool, order = turns.Turns(["worker"]), []
-        held = await pool.take("nobody", turns.SLOW)
+        pool, order = workers.Turns(["worker"]), []
+        held = await pool.take("nobody", workers.SLOW)
 
         async def one(client, kind):
             worker = await pool.take(client, kind)
@@ -480,7 +480,7 @@ def order_of_turns(asked, costs):
 
         waiting = [asyncio.ensure_future(one(*question)) for question in asked]
         await asyncio.sleep(0)
-        pool.give_back(held, "nobody", turns.SLOW, 0.0)
+        pool.give_back(held, "nobody", workers.SLOW, 0.0)
         await asyncio.gather(*waiting)
         assert pool.free == ["worker"]
         assert not pool._flows
@@ -490,16 +490,16 @@ def order_of_turns(asked, costs):
 
 
 def test_clients_take_turns():
-    asked = [("many", turns.NEW)] * 20 + [("one", turns.NEW)] * 2
-    order = order_of_turns(asked, {turns.NEW: 1.0})
+    asked = [("many", workers.NEW)] * 20 + [("one", workers.NEW)] * 2
+    order = order_of_turns(asked, {workers.NEW: 1.0})
     assert [i for i, (client, _) in enumerate(order) if client == "one"] == [1, 3]
 
 
 def test_kinds_share_the_time_and_not_the_turns():
     """Seven short questions go with each long one, and those of one flow keep their order."""
-    asked = [("me", turns.SLOW)] * 5 + [("me", turns.NEW)] * 14
-    order = order_of_turns(asked, {turns.SLOW: 7.0, turns.NEW: 1.0})
-    long = [i for i, (_, kind) in enumerate(order) if kind == turns.SLOW]
+    asked = [("me", workers.SLOW)] * 5 + [("me", workers.NEW)] * 14
+    order = order_of_turns(asked, {workers.SLOW: 7.0, workers.NEW: 1.0})
+    long = [i for i, (_, kind) in enumerate(order) if kind == workers.SLOW]
     assert long == [0, 8, 16, 17, 18]
 
 
@@ -508,18 +508,18 @@ def test_a_turn_that_nobody_wants_any_more_goes_to_the_next(has_run):
     """Also if the worker comes between a cancellation and the task that it ends."""
 
     async def leave():
-        pool = turns.Turns(["worker"])
-        held = await pool.take("a", turns.NEW)
-        waiting = [asyncio.ensure_future(pool.take(name, turns.NEW)) for name in "bcd"]
+        pool = workers.Turns(["worker"])
+        held = await pool.take("a", workers.NEW)
+        waiting = [asyncio.ensure_future(pool.take(name, workers.NEW)) for name in "bcd"]
         await asyncio.sleep(0)
         waiting[0].cancel()  # before its turn
         if has_run:
             await asyncio.sleep(0)
-        pool.give_back(held, "a", turns.NEW, 1.0)
+        pool.give_back(held, "a", workers.NEW, 1.0)
         waiting[1].cancel()  # at the moment of its turn
         assert await waiting[2] == "worker"
         assert [task.cancelled() for task in waiting] == [True, True, False]
-        pool.give_back("worker", "d", turns.NEW, 1.0)
+        pool.give_back("worker", "d", workers.NEW, 1.0)
         assert (pool.free, pool._flows) == (["worker"], {})
 
     asyncio.run(leave())
@@ -618,7 +618,7 @@ def test_the_command_prints_its_address_and_stops_on_ctrl_c():
 def test_ctrl_c_twice_still_ends_in_order(monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    running_server = connections.Server(connections.configuration(server.create_app()))
+    running_server = server.Server(server.configuration(server.create_app()))
     for _ in range(2):
         running_server.handle_exit(signal.SIGINT, None)
     assert running_server.should_exit

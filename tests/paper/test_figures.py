@@ -18,7 +18,7 @@ from lossnav.paper.figures import (
     geometry,
     network,
     regret,
-    style,
+    save_csv,
     training_panels,
     uncertainty,
 )
@@ -352,7 +352,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", stopped)
         with pytest.raises(RuntimeError):
-            style.save_csv({"x": [1.0]}, tmp_path, "a")
+            save_csv({"x": [1.0]}, tmp_path, "a")
     assert list(tmp_path.iterdir()) == []
-    style.save_csv({"x": [1.0]}, tmp_path, "a")
+    save_csv({"x": [1.0]}, tmp_path, "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]

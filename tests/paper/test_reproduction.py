@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lossnav.cli import commands
-from lossnav.paper import PARTS, cache, reproduce, sections
-from lossnav.paper.figures import double_well, regret, style, training_panels, uncertainty
+from lossnav.paper import PARTS, cache, figures, reproduce, sections
+from lossnav.paper.figures import double_well, regret, training_panels, uncertainty
 from lossnav.paper.figures.discount import fig2, mixed
 from lossnav.paper.ledger import ledger
 from lossnav.studies.data import DataError
@@ -109,9 +109,9 @@ def counted(monkeypatch):
     return calls
 
 
-@style.styled
+@figures.styled
 def line(tables):
-    figure, ((ax,),) = style.panels(1, width=2.0, height=2.0)
+    figure, ((ax,),) = figures.panels(1, width=2.0, height=2.0)
     for table in tables.values():
         ax.plot(table["x"])
     return figure

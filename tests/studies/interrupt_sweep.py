@@ -17,7 +17,6 @@ from typing import ClassVar
 from unittest import mock
 
 from lossnav.studies import engines
-from lossnav.studies.engines import interrupts
 from lossnav.studies.progress import Quiet
 from lossnav.studies.trial import Trial
 
@@ -25,7 +24,6 @@ TRIALS = [Trial("a", "r", "fake", {}, "x", {"lr": 0.1}, {}, seed, "tuning", 3) f
 WATCHED = (
     "interrupt_sweep.py",
     "engines/__init__.py",
-    "engines/interrupts.py",
     "futures/_base.py",
     "futures/thread.py",
     "threading.py",
@@ -53,7 +51,7 @@ class Threads(ThreadPoolExecutor):
 
 def run(engine):
     """Both phases of a study, as `execution.run` has them; workers wait in between."""
-    with interrupts.deferred():
+    with engines.deferred():
         try:
             for trials in (TRIALS[:1], TRIALS[1:]):
                 with contextlib.closing(engine.run(trials, Quiet())) as results:

@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lossnav.cli.commands import app
-from lossnav.studies import estimate, report, store
-from lossnav.studies.engines import RunContext, interrupts
+from lossnav.studies import progress, report, store
+from lossnav.studies.engines import RunContext, deferred
 from lossnav.studies.execution import check, dry_run, run
 from lossnav.studies.progress import Quiet
 from lossnav.studies.spec import Study, StudyError, plan, read
@@ -367,8 +367,8 @@ def test_a_dry_run_tells_the_plan_and_leaves_nothing(file, tmp_path, monkeypatch
 
 def test_the_estimate_counts_points_seeds_processes_and_starts(tmp_path, monkeypatch):
     """The fake trials cost 2 and 3 seconds, the first of a task and rule in a process 0.5 more."""
-    monkeypatch.setattr(estimate, "_cores", lambda: 2)
-    start = estimate.STARTUP
+    monkeypatch.setattr(progress, "usable_cores", lambda: 2)
+    start = progress.STARTUP
     report_ = 0.35 * start
     with fake:
         importlib.import_module("fake_training")  # so that its import is not timed
@@ -548,21 +548,21 @@ def listening():
 
 
 def test_ctrl_c_waits_for_its_place_and_three_times_for_nothing(listening):
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred() as check:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), deferred() as check:  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
-        with interrupts.deferred() as inner:
+        with deferred() as inner:
             assert inner is check
         done = True
         check()
         pytest.fail("not noticed")
     assert done
-    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+    with pytest.raises(KeyboardInterrupt), deferred():
         signal.raise_signal(signal.SIGINT)
-    with pytest.raises(ValueError, match="another"), interrupts.deferred():  # noqa: PT012
+    with pytest.raises(ValueError, match="another"), deferred():  # noqa: PT012
         signal.raise_signal(signal.SIGINT)
         raise ValueError("another")
     code = (
-        "import signal\nfrom lossnav.studies.engines.interrupts import deferred\n"
+        "import signal\nfrom lossnav.studies.engines import deferred\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with deferred():\n    while True: signal.raise_signal(signal.SIGINT)"
     )

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lossnav.studies.statistics import FEW, holm, interval, sign_flip
+from lossnav.studies.statistics import (
+    FEW,
+    edges,
+    first_reach,
+    holm,
+    interval,
+    reach,
+    sign_flip,
+    usable_range,
+)
 from lossnav.studies.statistics.comparisons import compare, compare_all
-from lossnav.studies.statistics.curves import edges, first_reach, reach, usable_range
 
 NAN, INF = math.nan, math.inf
 SAMPLES = {

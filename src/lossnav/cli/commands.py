@@ -17,10 +17,10 @@ from typing import Annotated, ParamSpec
 import typer
 
 from lossnav import __version__
+from lossnav.cli import AsJson, print_json, say
 from lossnav.cli.derive import derive
 from lossnav.cli.explore import explore
 from lossnav.cli.infer import infer
-from lossnav.cli.options import AsJson, print_json, say
 from lossnav.cli.rank import rank
 from lossnav.cli.solve import solve
 from lossnav.cli.study import study
@@ -54,19 +54,18 @@ def _guarded(command: Callable[P, None]) -> Callable[P, None]:
         except (ValueError, TypeError, OSError, ImportError) as error:
             if os.environ.get("LOSSNAV_TRACEBACK"):
                 raise
-            say("Error: " + (_missing(error) or " ".join(str(error).split())))
+            say(f"Error: {_sentence(error)}")
             raise typer.Exit(2) from None
 
     return run
 
 
-def _missing(error: Exception) -> str | None:
-    """The extra to install, if a library that comes with one is missing."""
+def _sentence(error: Exception) -> str:
+    """What went wrong; the extra to install, if a library that comes with one is missing."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
-    extra = EXTRAS.get((name or "").split(".")[0])
-    if extra is None:
-        return None
-    return f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
+    if extra := EXTRAS.get((name or "").split(".")[0]):
+        return f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
+    return " ".join(str(error).split())
 
 
 def _version(wanted: bool) -> None:
@@ -89,7 +88,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Parts to rebuild, such as fig1 or equations; all if none is named."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     full: Annotated[
         bool,
         typer.Option(
@@ -107,9 +106,7 @@ def reproduce(
     typer.echo(str(page))
 
 
-def problems(
-    as_json: AsJson = False,
-) -> None:
+def problems(as_json: AsJson = False) -> None:
     """List the built-in problems."""
     from lossnav.problem.builtin import builtin_problems
 
@@ -121,10 +118,8 @@ def problems(
     typer.echo("\n".join(f"{name:<{width}}{text}" for name, text in found.items()))
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(derive, solve, rank, infer, study, reproduce, explore, problems),
-)
-for _command in COMMANDS:
+_command: Callable[..., None]
+for _command in (derive, solve, rank, infer, study, reproduce, explore, problems):
     app.command()(_guarded(_command))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, Spec, blocks, pairs, print_json, title
+from lossnav.cli import AsJson, Spec, blocks, pairs, print_json, title
 
 if TYPE_CHECKING:
     from lossnav.equations.derivation import EulerLagrange
@@ -37,7 +37,6 @@ def derive(
 
 
 def _assumptions(found: Problem, equations: EulerLagrange) -> dict[str, Any]:
-    """The assumptions of a problem, as text and numbers."""
     objective = found.objective
     return {
         "description": found.description,
@@ -54,7 +53,6 @@ def _assumptions(found: Problem, equations: EulerLagrange) -> dict[str, Any]:
 
 
 def _report(found: Problem, equations: EulerLagrange) -> str:
-    """The plain text for reading."""
     objective = found.objective
     constants = {"eta": objective.eta, "k": objective.k, "gamma": objective.gamma}
     constants |= {letter.name: float(value) for letter, value in equations.values.items()}

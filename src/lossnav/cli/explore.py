@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from lossnav.cli.options import say
+from lossnav.cli import say
 
 
 def explore(
@@ -28,9 +28,8 @@ def explore(
     if not 0 <= port <= 65535:
         raise ValueError(f"--port is {port}, but it must be from 0 to 65535.")
     try:
-        from lossnav.explorer.connections import Server, configuration
         from lossnav.explorer.export import export as export_page
-        from lossnav.explorer.server import create_app, plotly
+        from lossnav.explorer.server import Server, configuration, create_app, plotly
 
         plotly()
     except ImportError:

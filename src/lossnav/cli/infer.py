@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, check_output, print_json, say
+from lossnav.cli import AsJson, check_output, print_json, say
 
 if TYPE_CHECKING:
     from lossnav.inference import Assumptions
@@ -30,9 +30,9 @@ def infer(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show several optimizers side by side.")
     ] = False,
-    shape: Annotated[str, typer.Option(help="Of the tensors to try it on, such as 8,6.")] = "8,6",
-    seed: Annotated[int, typer.Option(help="Of the gradients.")] = 0,
-    budget: Annotated[int, typer.Option(help="Lessons to learn from; more narrows intervals.")] = 1,
+    shape: Annotated[str, typer.Option(help="Shape of the tensors to test it on.")] = "8,6",
+    seed: Annotated[int, typer.Option(help="Seed of the gradients.")] = 0,
+    budget: Annotated[int, typer.Option(help="Training sets; more narrow the intervals.")] = 1,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which an optimizer is given up.")
     ] = 300.0,
@@ -88,22 +88,21 @@ def _value(word: str) -> Any:
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
+    sentence = f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
     try:
         return tuple(int(part) for part in shape.split(","))
     except ValueError:
-        raise ValueError(
-            f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
-        ) from None
+        raise ValueError(sentence) from None
 
 
 def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> Assumptions:
     """The assumptions of an optimizer, or of a recorded run (its largest group or ``group=``)."""
     from lossnav.inference import infer as infer_optimizer
     from lossnav.inference import infer_log
-    from lossnav.studies.spec.lookup import check_settings
+    from lossnav.studies.spec import lookup
 
     if kind.endswith(".npz"):
-        check_settings(f"The record {kind!r}", settings, ["group"])
+        lookup.check_settings(f"The record {kind!r}", settings, ["group"])
         found = infer_log(kind, **settings)
         return dataclasses.replace(found, name=f"{found.name} in {kind}")
     name = " ".join([kind, *(f"{key}={value}" for key, value in settings.items())])
@@ -115,13 +114,13 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     from lossnav.inference.probes.probed_optimizer import ProbeError
-    from lossnav.studies.spec import lookup as _named
+    from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import factory
 
     if ":" in kind:
-        found = _named.locate(kind)
-        if _named.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
-            _named.check_settings(f"The function {kind!r}", settings, _named.accepted(found))
+        found = lookup.locate(kind)
+        if lookup.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
+            lookup.check_settings(f"The function {kind!r}", settings, lookup.accepted(found))
             step = functools.partial(found, **settings)
             step.__name__ = kind  # type: ignore[attr-defined]
             return step

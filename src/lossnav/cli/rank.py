@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lossnav.cli.options import AsJson, Spec, Start, print_json, say, start, title
+from lossnav.cli import AsJson, Spec, Start, print_json, say, start, title
 
 if TYPE_CHECKING:
     from lossnav.problem.objective import Objective
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "ours,gradient-descent,ballistic,newton,sgd,adam,rmsprop"
 DERIVED = ("ours", "gradient-descent", "ballistic", "newton")
-TUNED = {
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adabelief": "AdaBelief",
-    "lion": "Lion",
-}
+_MEMBERS = ("SGD", "RMSprop", "Adam", "AdamW", "AdaBelief", "Lion")
+TUNED = {name.lower(): name for name in _MEMBERS}
 """Rules of `lossnav.rules.zoo` that have a learning rate."""
 RATES = tuple(2.0**n for n in range(-14, 3))
 """Learning rates tried for a rule that is given none."""
@@ -43,7 +37,7 @@ def rank(
     noise: Annotated[
         float | None, typer.Option(help="Standard deviation of each gradient's noise.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each rule, with noise.")] = 10,
+    seeds: Annotated[int, typer.Option(help="Runs of each rule if there is noise.")] = 10,
     theta0: Start = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,18 +109,15 @@ def _entries(text: str) -> list[tuple[str, float | None]]:
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         checks.choice("rule", name, [*DERIVED, *TUNED])
+        has = f"--rules has {part.strip()!r}"
         if equals and name in DERIVED:
-            raise ValueError(
-                f"--rules has {part.strip()!r}, but {name} has no learning rate to set."
-            )
+            raise ValueError(f"{has}, but {name} has no learning rate to set.")
         try:
-            rate = checks.positive(f"The learning rate of {name}", float(value)) if equals else None
-        except ValueError as error:
-            if "must be" in str(error):
-                raise
-            raise ValueError(
-                f"--rules has {part.strip()!r}, where a number must follow =."
-            ) from None
+            rate = float(value) if equals else None
+        except ValueError:
+            raise ValueError(f"{has}, where a number must follow =.") from None
+        if rate is not None:
+            checks.positive(f"The learning rate of {name}", rate)
         entries.append((name, rate))
     return entries
 

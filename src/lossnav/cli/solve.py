@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli import options
+from lossnav import cli
 
 if TYPE_CHECKING:
     from lossnav._base.checks import FloatArray
@@ -20,8 +20,8 @@ METHODS = ("auto", "riccati", "ritz", "direct", "collocation")
 
 
 def solve(
-    spec: options.Spec,
-    theta0: options.Start = None,
+    spec: cli.Spec,
+    theta0: cli.Start = None,
     eta: Annotated[float | None, typer.Option(help="Learning rate, in place of SPEC's.")] = None,
     k: Annotated[float | None, typer.Option(help="Weight of the loss.")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount rate.")] = None,
@@ -33,7 +33,7 @@ def solve(
     tol: Annotated[float, typer.Option(help="Relative accuracy to reach.")] = 1e-10,
     plot: Annotated[Path | None, typer.Option(help="Draw to a .png, .svg or .pdf file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the path to a .csv file.")] = None,
-    as_json: options.AsJson = False,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Find the optimal path of a problem; exit code 1 if it did not converge."""
     from lossnav import solvers
@@ -41,32 +41,31 @@ def solve(
     from lossnav.problem.builtin import problem
 
     checks.choice("method", method, METHODS)
-    options.check_output("--csv", csv, [".csv"])
-    options.check_output("--plot", plot, [".png", ".svg", ".pdf"])
+    cli.check_output("--csv", csv, [".csv"])
+    cli.check_output("--plot", plot, [".png", ".svg", ".pdf"])
     found = problem(spec)
     given = {"eta": eta, "k": k, "gamma": gamma}
     given = {name: value for name, value in given.items() if value is not None}
     objective = dataclasses.replace(found.objective, **given)  # type: ignore[arg-type]
-    theta = options.start(spec, found, theta0)
-    stop = None if end is None else options.point("--end", end, objective.dim)
+    theta = cli.start(spec, found, theta0)
+    stop = None if end is None else cli.point("--end", end, objective.dim)
     if method == "auto":
         method = "ritz" if objective.quadratic() is None else "riccati"
     way = getattr(solvers, method.capitalize())()
     path = solvers.solve(objective, theta, horizon, stop, way, tol)
     if as_json:
-        options.print_json(_as_dict(found.name, objective, path, horizon, method))
+        cli.print_json(_as_dict(found.name, objective, path, horizon, method))
     else:
-        typer.echo(_as_text(options.title(found), objective, path, horizon, method))
-    if csv is not None:
-        from lossnav.paper.figures.style import save_csv
-
-        save_csv(_columns(path), csv.parent, csv.stem)
-        options.say(f"Wrote {csv}.")
-    if plot is not None:
+        typer.echo(_as_text(cli.title(found), objective, path, horizon, method))
+    if csv is not None or plot is not None:
+        from lossnav.paper import figures
         from lossnav.paper.figures import solution
-
-        solution.write(solution.draw(solution.data(objective, path)), plot)
-        options.say(f"Wrote {plot}.")
+    if csv is not None:
+        figures.save_csv(_columns(path), csv.parent, csv.stem)
+        cli.say(f"Wrote {csv}.")
+    if plot is not None:
+        figures.write(solution.draw(solution.data(objective, path)), plot)
+        cli.say(f"Wrote {plot}.")
     if not path.status.ok:
         raise typer.Exit(1)
 
@@ -93,7 +92,6 @@ def _totals(objective: Objective, path: Trajectory, horizon: float) -> dict[str,
 def _as_dict(
     name: str, objective: Objective, path: Trajectory, horizon: float, method: str
 ) -> dict[str, Any]:
-    """The path and its costs as plain data."""
     from lossnav._base.files import plain
 
     found = {
@@ -128,7 +126,6 @@ def _columns(path: Trajectory) -> dict[str, FloatArray]:
 def _as_text(
     heading: str, objective: Objective, path: Trajectory, horizon: float, method: str
 ) -> str:
-    """The plain text for reading."""
     names = path.names
     endless = math.isinf(horizon)
     totals = _totals(objective, path, horizon)
@@ -151,15 +148,15 @@ def _as_text(
         "error": f"{path.error:.1e} of the initial velocity, estimated",
     }
     parts = {"Path": course, "Cost": cost, "Solution": solution}
-    shown = {name: options.pairs(part.items()) for name, part in parts.items()}
+    shown = {name: cli.pairs(part.items()) for name, part in parts.items()}
     if path.candidates:
-        shown["Other ends"] = options.pairs(
+        shown["Other ends"] = cli.pairs(
             [
                 (f"J = {other.J:.9g}", "unknown" if other.end is None else _place(names, other.end))
                 for other in path.candidates
             ]
         )
-    return options.blocks(heading, shown)
+    return cli.blocks(heading, shown)
 
 
 def _place(names: tuple[str, ...], x: FloatArray) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lossnav.cli.options import AsJson, print_json
+from lossnav.cli import AsJson, print_json
 
 MOST_JOBS = 8
 """Processes that are started by default, at most."""
@@ -19,25 +18,19 @@ MOST_JOBS = 8
 def study(
     file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for everything; studies/NAME if not given.")
+        Path | None, typer.Option(help="Folder for everything; studies/NAME if not given.")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", help="Trials at a time; as many as there are processors."),
+        int | None, typer.Option(help="Trials at a time; as many as there are processors.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="joblib, serial, ray or torchrun.")
-    ] = "joblib",
+    engine: Annotated[str, typer.Option(help="joblib, serial, ray or torchrun.")] = "joblib",
     address: Annotated[
-        str | None,
-        typer.Option("--address", help="Of a Ray cluster; one is made here if not given."),
+        str | None, typer.Option(help="Address of a Ray cluster; one is started here if not given.")
     ] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", help="Processes of each trial, with torchrun.")
-    ] = 2,
+    processes: Annotated[int, typer.Option(help="Processes of each trial, with torchrun.")] = 2,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="A rule of the study; the others wait. May be repeated."),
+        typer.Option(help="A rule of the study; the others wait. May be repeated."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the time it takes; run nothing.")
@@ -46,7 +39,7 @@ def study(
         bool, typer.Option("--retry-failed", help="Run trials again that failed before.")
     ] = False,
     callback: Annotated[
-        list[str] | None, typer.Option("--callback", help="tensorboard, wandb or mlflow.")
+        list[str] | None, typer.Option(help="tensorboard, wandb or mlflow.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
@@ -61,7 +54,8 @@ def study(
     asked = study_file.read(file)
     asked = asked.only(only) if only else asked
     place = Path("studies") / asked.name if out is None else out
-    jobs = _default_jobs(asked.training.threads) if jobs is None else jobs
+    if jobs is None:
+        jobs = max(1, min(progress.usable_cores() // asked.training.threads, MOST_JOBS))
     if jobs < 1 or processes < 1:
         option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
         raise ValueError(f"{option} is {value}, but it must be one or more.")
@@ -92,25 +86,17 @@ def study(
         typer.echo(text)
 
 
-def _default_jobs(threads: int) -> int:
-    try:
-        usable = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        usable = os.cpu_count() or 1
-    return max(1, min(usable // threads, MOST_JOBS))
-
-
 def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
     """The plan for reading."""
-    from lossnav.studies.progress import duration
+    from lossnav.studies.progress import duration, settings
 
     trials, seeds, count = found["trials"], found["seeds"], len(found["tasks"])
     rules = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
     for name, rule in found["rules"].items():
-        points = [_settings(point) for point in rule["points"]]
+        points = [settings(point) for point in rule["points"]]
         shown = "; ".join(points[:6]) + (f"; and {len(points) - 6} more" if points[6:] else "")
         sizes = [len(points) * len(seeds["tuning"]) * count, len(seeds["reporting"]) * count]
-        rules.append([name, rule["kind"], _settings(rule["settings"]), shown, *map(str, sizes)])
+        rules.append([name, rule["kind"], settings(rule["settings"]), shown, *map(str, sizes)])
     tasks = [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
     budget = ", ".join(f"{v:g} {key}" for key, v in asked["budget"].items() if key != "trials")
     listed = {name: ", ".join(map(str, numbers)) or "none" for name, numbers in seeds.items()}
@@ -138,19 +124,16 @@ def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
 
 def outcome_text(rows: list[dict[str, Any]]) -> str:
     """The final metric of each rule, for reading."""
+    from lossnav.studies.progress import settings
+
     cells = [["task", "rule", "chosen", "metric", "mean", "sd", "95 % interval", "seeds"]]
     for row in rows:
         interval = "-" if row["low"] is None else f"{row['low']:.4g} to {row['high']:.4g}"
         seeds = f"{row['seeds']}" + (f" ({row['lost']} lost)" if row["lost"] else "")
-        chosen = _settings(row["settings"]) or "-"
+        chosen = settings(row["settings"]) or "-"
         mean, sd = ("-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "sd"))
         cells.append([row["task"], row["rule"], chosen, row["metric"], mean, sd, interval, seeds])
     return _table(cells)
-
-
-def _settings(values: dict[str, Any]) -> str:
-    pairs = ((k, f"{v:g}" if isinstance(v, float) else str(v)) for k, v in values.items())
-    return " ".join(f"{name}={value}" for name, value in pairs)
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -110,7 +110,6 @@ def _stream(values: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
 
 
 def _states(rule: BeliefRule, gradients: FloatArray) -> dict[str, FloatArray]:
-    """The state of a rule after each gradient."""
     theta = np.zeros(1)
     state = rule.init(theta)
     kept: dict[str, list[float]] = {name: [] for name in ("m", "v", "P")}

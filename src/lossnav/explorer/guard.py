@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -51,8 +53,7 @@ class Guard:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # no web sockets: the server closes the connection
-        why = self.refusal(_headers(scope))
-        if why:
+        if why := self.refusal(Headers(scope=scope)):
             return await refuse(send, 403, why)
         sent = False
 
@@ -72,9 +73,9 @@ class Guard:
                 await refuse(send, 500, "Something went wrong here: reload the page.")
             raise
 
-    def refusal(self, headers: dict[str, list[str]]) -> str:
+    def refusal(self, headers: Headers) -> str:
         """Why a request with these headers is refused; empty if it is not."""
-        hosts, origins = headers.get("host", []), headers.get("origin", [])
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or len(origins) > 1:
             return "A request must have one Host and at most one Origin."
         name = _name(hosts[0])
@@ -82,16 +83,9 @@ class Guard:
             return f"This page is not served as {hosts[0][:60]!r}: open it as 127.0.0.1."
         if origins and not _is_own(origins[0], hosts[0]):
             return f"Requests from pages of {origins[0][:60]!r} are refused."
-        if headers.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return "Requests from other sites are refused."
         return ""
-
-
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
 
 
 def _name(host: str) -> str:

@@ -11,14 +11,8 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from lossnav._base.checks import FloatArray
-from lossnav.explorer.landscapes import (
-    EXPRESSION,
-    LANDSCAPES,
-    LONGEST,
-    PreparedLandscape,
-    box_sides,
-    prepared,
-)
+from lossnav.explorer import landscapes
+from lossnav.explorer.landscapes import LANDSCAPES, PreparedLandscape, box_sides, prepared
 from lossnav.explorer.requests import Refused, Schema, choice, number, read
 from lossnav.problem import geometry
 from lossnav.problem.objective import Objective
@@ -60,8 +54,8 @@ FIELDS: dict[str, Schema] = {
     "expression": {
         "type": "string",
         "description": "formula of the landscape in x and y",
-        "default": EXPRESSION,
-        "maxLength": LONGEST,
+        "default": landscapes.EXPRESSION,
+        "maxLength": landscapes.LONGEST,
     },
     "x": number(_START["x"], "start, first coordinate", -1e3, 1e3),
     "y": number(_START["y"], "start, second coordinate", -1e3, 1e3),

@@ -63,11 +63,6 @@ def read(table: Mapping[str, Schema], request: Any) -> dict[str, Any]:
     }
 
 
-def schema(table: Mapping[str, Schema]) -> dict[str, Any]:
-    """The whole request as JSON Schema."""
-    return {"type": "object", "additionalProperties": False, "properties": dict(table)}
-
-
 def _checked(name: str, schema: Schema, value: Any) -> Any:
     if value is None and "null" in schema["type"]:
         return None

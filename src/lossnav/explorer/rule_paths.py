@@ -143,9 +143,8 @@ def _curve(asked: PathRequest, natural: bool, longest: float) -> Callable[[Float
 
 def _best(asked: PathRequest, t: FloatArray, paths: FloatArray, rates: FloatArray) -> RulePath:
     """Of the paths ``(rates, N, 2)``, the one of least J."""
-    costs = np.array(
-        [math.inf if _divergence(asked, path) else asked.objective.J(t, path) for path in paths]
-    )
+    J = asked.objective.J
+    costs = np.array([math.inf if _divergence(asked, one) else J(t, one) for one in paths])
     i = int(np.argmin(np.where(np.isfinite(costs), costs, math.inf)))
     return RulePath(t, paths[i], float(rates[i]), "" if np.isfinite(costs[i]) else "diverged.")
 

@@ -12,27 +12,34 @@ import functools
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import h11
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lossnav import __version__
 from lossnav.explorer import api
 from lossnav.explorer.guard import Guard
-from lossnav.explorer.workers import LIMIT, Busy, Lost, TooSlow, Workers
+from lossnav.explorer.workers import LIMIT, QUEUE, Unanswered, Workers
 
 LARGEST = 16 * 1024
 """Bytes of a request, at most."""
 PATIENCE = 5.0
 """Seconds that a client has to send its request."""
+MOST = QUEUE + 100
+"""Connections at the same time, at most: those with a question, and some that have none."""
 MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -106,7 +113,7 @@ def create_app(
 
 
 async def _warm(workers: Workers) -> None:
-    with contextlib.suppress(TooSlow, Lost, Busy):
+    with contextlib.suppress(Unanswered):
         await workers.warm()
 
 
@@ -162,10 +169,8 @@ class Asset:
 def assets() -> dict[str, Asset]:
     """Every file of the page by name, plotly.js included; no other file is served."""
     static = resources.files("lossnav.explorer").joinpath("static")
-    files = {
-        file.name: file.read_bytes() for file in static.iterdir() if Path(file.name).suffix in MEDIA
-    }
-    files[PLOTLY] = plotly()
+    ours = [file for file in static.iterdir() if Path(file.name).suffix in MEDIA]
+    files = {file.name: file.read_bytes() for file in ours} | {PLOTLY: plotly()}
     return {
         name: Asset(
             MEDIA[Path(name).suffix],
@@ -215,19 +220,8 @@ def _add_question(app: FastAPI, question: str) -> None:
         try:
             settings = await _read(request)
             status, text = await _while_wanted(request, question, settings)
-        except Unread as error:
+        except (Unread, Unanswered) as error:
             return _refusal(error.status, str(error))
-        except TooSlow:
-            limit = request.app.state.workers.limit
-            return _refusal(
-                422,
-                f"This takes longer than {limit:g} seconds, so it was stopped: use a milder "
-                "setting, a shorter horizon or a simpler formula.",
-            )
-        except Lost:
-            return _refusal(422, "The worker died on this; it may need too much memory.")
-        except Busy:
-            return _refusal(429, "Too many questions wait already: try again soon.")
         return Response(text, status, media_type="application/json")
 
 
@@ -271,3 +265,95 @@ async def _while_wanted(request: Request, question: str, settings: Any) -> tuple
         for task in (asked, left):
             if not task.done():
                 task.cancel()
+
+
+def configuration(app: Any) -> uvicorn.Config:
+    """How uvicorn serves the explorer."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_level="error",  # a warning for each malformed request would fill the screen
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        limit_concurrency=2 * MOST,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=16 * 1024,
+        ws="none",
+    )
+
+
+class Server(uvicorn.Server):
+    """A server that Ctrl-C ends in order, also if it is pressed twice.
+
+    At the second one uvicorn would skip the application's end, and print a traceback. The end takes
+    about a second; pressed three times, Ctrl-C ends the process at once.
+    """
+
+    presses = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.presses += 1
+        if self.presses == 1:
+            super().handle_exit(sig, frame)
+        elif self.presses > 2:
+            os._exit(128 + sig)
+
+
+class Connection(H11Protocol):
+    """A connection that cannot be held for nothing.
+
+    uvicorn ends a connection that is idle after an answer, but waits without end for a request to
+    arrive. Here a request has `PATIENCE` seconds for its headers. When there are too many
+    connections, the oldest that does not wait for an answer is closed, so that a new client is
+    always let in: at most `QUEUE` questions wait.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _has_headers = False
+
+    @property
+    def arriving(self) -> bool:
+        """Whether no whole request has arrived since the last answer."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being computed for it; the client may still be reading an answer."""
+        return self.arriving or self.conn.our_state is not h11.SEND_RESPONSE
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._expect(PATIENCE)
+        ours = [one for one in self.connections if isinstance(one, Connection)]
+        live = [one for one in ours if not one.transport.is_closing()]
+        if len(live) > MOST:  # this one is idle itself
+            min((one for one in live if one.idle), key=lambda one: one.since).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; further bytes do not prolong the time that a request has."""
+        if self._deadline is None:
+            self.since = self.loop.time()
+            self._expect(PATIENCE)
+        super().data_received(data)
+        if not self.arriving:
+            self._expect(None)
+        elif self.conn.their_state is h11.SEND_BODY and not self._has_headers:
+            self._has_headers = True
+            self._expect(2 * PATIENCE)  # the application answers 408 before that
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def _expect(self, seconds: float | None) -> None:
+        """Close the connection after so many seconds; not at all if None."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if seconds is None:
+            self._has_headers = False
+        else:
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)

@@ -17,13 +17,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
-
-from lossnav.explorer import turns
 
 LIMIT = 2.0
 """Seconds that one answer may take."""
@@ -31,12 +31,16 @@ GRACE = 0.3
 """Seconds that a worker has to stop its work before it is killed."""
 BOOT = 60.0
 """Seconds that a worker has to start."""
+COMPILING = 60.0
+"""Seconds for a policy while the server starts, as it may have to be compiled."""
 QUEUE = 200
 """Questions that may wait."""
 SLICE = 0.3
 """Seconds for a question that should be quick; one that takes longer starts again as a slow one."""
-QUICK = ("path", "landscape")
-"""Questions asked while a control moves, which should be quick."""
+QUICK_QUESTIONS = ("path", "landscape")
+"""Those asked while a control moves."""
+QUICK, NEW, SLOW = "quick", "new", "slow"
+"""Kinds: about a known landscape, about the user's own formula, and what takes long."""
 _STOP = getattr(signal, "SIGUSR1", None)
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -45,16 +49,24 @@ class Stopped(BaseException):
     """Raised inside a worker by the signal that stops it."""
 
 
-class TooSlow(Exception):
+class Unanswered(Exception):
+    """A question without an answer: the status and a sentence."""
+
+    status = 422
+
+
+class TooSlow(Unanswered):
     """The answer did not come in time, or was cancelled."""
 
 
-class Lost(Exception):
+class Lost(Unanswered):
     """The worker died, and so did its replacement."""
 
 
-class Busy(Exception):
+class Busy(Unanswered):
     """Too many questions wait already."""
+
+    status = 429
 
 
 def serve(connection: Connection) -> None:
@@ -123,14 +135,13 @@ class Worker:
             except (EOFError, OSError):
                 self.losses += 1
                 self.close()
-        raise Lost
+        raise Lost("The worker died on this; it may need too much memory.")
 
     def _start(self) -> None:
         self.pipe, far = self.context.Pipe()
         self.cancelled, self.cancelling = self.context.Pipe(duplex=False)
-        process = self.context.Process(
-            target=serve, args=(far,), daemon=True, name="lossnav explorer"
-        )
+        how = {"target": serve, "args": (far,), "name": "lossnav explorer"}
+        process = self.context.Process(**how, daemon=True)
         process.start()
         self.process = process  # from here on `close`, called by another thread, ends it
         far.close()
@@ -150,7 +161,10 @@ class Worker:
         else:
             self.process.kill()
             self.process.join()
-        raise TooSlow
+        raise TooSlow(
+            f"This takes longer than {limit:g} seconds, so it was stopped: use a milder setting, a "
+            "shorter horizon or a simpler formula."
+        )
 
     def cancel(self) -> None:
         """Wake the thread that waits for the answer, which then stops the work."""
@@ -177,6 +191,93 @@ class Worker:
                 end.close()
 
 
+@dataclass
+class _Flow:
+    """Questions of one client and kind: those that wait, how many run, and the seconds used."""
+
+    quick: bool
+    used: float
+    waiting: deque[asyncio.Future[Any]] = field(default_factory=deque)
+    running: int = 0
+
+
+class Turns:
+    """Whose question is answered next: a fair queue; used from one event loop.
+
+    Questions wait in flows, one for each client and kind. A free worker goes to the flow that has
+    used the least working time, and one worker is kept for questions of the kind `QUICK`. So a
+    question waits for at most the one that is being worked on, those before it in its own flow, and
+    as much time of each other flow as its own has used.
+
+    Args:
+        workers: The workers, all of them free. If there are several, one of them only takes
+            questions of the kind `QUICK`.
+
+    Examples:
+        >>> async def two_turns():
+        ...     turns = Turns(["worker"])
+        ...     worker = await turns.take("client", NEW)
+        ...     turns.give_back(worker, "client", NEW, seconds=0.3)
+        ...     return await turns.take("client", QUICK)
+        >>> asyncio.run(two_turns())
+        'worker'
+    """
+
+    def __init__(self, workers: Iterable[Any]) -> None:
+        self.free = [*workers]
+        self._shared = max(1, len(self.free) - 1)  # workers that are open to every kind
+        self._flows: dict[tuple[str, str], _Flow] = {}
+        self._now = 0.0  # what the flow with the last turn had used: where a new flow begins
+
+    async def take(self, client: str, kind: str) -> Any:
+        """A worker, when it is this question's turn; to be given back."""
+        flow = self._flows.setdefault((client, kind), _Flow(kind == QUICK, self._now))
+        turn: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        flow.waiting.append(turn)
+        self._call()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn came at the same moment
+                self.give_back(turn.result(), client, kind, 0.0)
+            else:
+                self._forget()
+            raise
+
+    def give_back(self, worker: Any, client: str, kind: str, seconds: float) -> None:
+        """A worker is free again after so many seconds of work."""
+        self.free.append(worker)
+        flow = self._flows[client, kind]
+        flow.running -= 1
+        flow.used += seconds
+        self._call()
+
+    def _forget(self) -> None:
+        """Drop questions that nobody waits for, and flows without questions.
+
+        A cancelled question is dropped here, not where it was asked: that task may run later
+        than whoever gives the next worker away.
+        """
+        for key, flow in [*self._flows.items()]:
+            flow.waiting = deque(turn for turn in flow.waiting if not turn.cancelled())
+            if not flow.waiting and not flow.running:
+                del self._flows[key]
+
+    def _call(self) -> None:
+        """Give the free workers to those whose turn it is."""
+        self._forget()
+        while self.free:
+            flows = self._flows.values()
+            others = sum(flow.running for flow in flows if not flow.quick)
+            ready = [f for f in flows if f.waiting and (f.quick or others < self._shared)]
+            if not ready:
+                return
+            flow = min(ready, key=lambda flow: flow.used)
+            self._now = max(self._now, flow.used)
+            flow.running += 1
+            flow.waiting.popleft().set_result(self.free.pop())
+
+
 class Workers:
     """A pool of workers with a queue; used from one event loop.
 
@@ -187,10 +288,11 @@ class Workers:
 
     def __init__(self, size: int = 2, limit: float = LIMIT) -> None:
         self.size, self.limit, self.waiting = size, limit, 0
+        self._compiling = False
         context = warm_processes()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="explorer")
         self._workers = [Worker(context) for _ in range(size)]
-        self._turns = turns.Turns(self._workers)
+        self._turns = Turns(self._workers)
 
     @property
     def losses(self) -> int:
@@ -203,8 +305,18 @@ class Workers:
         return len(self._turns.free)
 
     async def warm(self) -> None:
-        """Start every worker, and let each answer one easy question."""
-        await asyncio.gather(*(self.ask("path", {"landscape": "bowl"}) for _ in range(self.size)))
+        """Start every worker, and let each answer one easy question.
+
+        The policy is compiled at its first use on a machine, which may take longer than an answer
+        may: one worker does it now, and the others find it on the disk.
+        """
+        self._compiling = True
+        try:
+            easy = (self.ask("path", {"landscape": "bowl"}) for _ in range(self.size))
+            await asyncio.gather(*easy)
+            await self.ask("field", {})
+        finally:
+            self._compiling = False
 
     async def ask(self, question: str, request: Any, client: str = "") -> tuple[int, bytes]:
         """The status and the JSON text of an answer; cancelling the call stops the work.
@@ -219,15 +331,16 @@ class Workers:
         """
         message = json.dumps([question, request]).encode()
         kind = _kind(question, request)
-        if kind != turns.SLOW and self.limit > SLICE:
+        if kind != SLOW and self.limit > SLICE:
             with contextlib.suppress(TooSlow):
                 return await self._ask(message, client, kind, SLICE)
-            kind = turns.SLOW
-        return await self._ask(message, client, kind, self.limit)
+            kind = SLOW
+        longer = self._compiling and question == "field"
+        return await self._ask(message, client, kind, COMPILING if longer else self.limit)
 
     async def _ask(self, message: bytes, client: str, kind: str, limit: float) -> tuple[int, bytes]:
         if self.waiting >= QUEUE:
-            raise Busy
+            raise Busy("Too many questions wait already: try again soon.")
         self.waiting += 1
         try:
             worker = await self._turns.take(client, kind)
@@ -261,11 +374,10 @@ class Workers:
 
 
 def _kind(question: str, request: Any) -> str:
-    """The kind of a question, by what it asks for."""
-    if question not in QUICK:
-        return turns.SLOW
+    if question not in QUICK_QUESTIONS:
+        return SLOW
     own = isinstance(request, dict) and request.get("landscape") == "expression"
-    return turns.NEW if own else turns.QUICK
+    return NEW if own else QUICK
 
 
 def warm_processes() -> Any:

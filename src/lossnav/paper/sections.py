@@ -25,11 +25,10 @@ from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
 from lossnav.equations.derivation import derive
 from lossnav.equations.notation import mathml
-from lossnav.paper import cache
-from lossnav.paper.figures import discount, geometry, style, training_panels
+from lossnav.paper import cache, figures
+from lossnav.paper.figures import PaperFigure, discount, geometry, training_panels
 from lossnav.paper.figures.double_well import basins, fig1
 from lossnav.paper.figures.regret import regret
-from lossnav.paper.figures.style import PaperFigure
 from lossnav.paper.figures.uncertainty import noise, transients
 from lossnav.paper.ledger import Entry, Verdict, ledger, one_thread, summary
 from lossnav.paper.page import Section, render
@@ -85,13 +84,13 @@ def _figure(group: str, figure: PaperFigure, uses: tuple[str, ...] = ()) -> Part
 
 
 def drawn(
-    job: Job, figure: PaperFigure, tables: style.Tables, notes: Sequence[str] = ()
+    job: Job, figure: PaperFigure, tables: figures.Tables, notes: Sequence[str] = ()
 ) -> Section:
     """Write a figure with its tables, and return it as a section."""
     with cache.writing(job.out):
-        files = [path.name for path in style.save(figure.draw(tables), job.out, figure.name)]
+        files = [path.name for path in figures.save(figure.draw(tables), job.out, figure.name)]
         for table, columns in tables.items():
-            files.append(style.save_csv(columns, job.out, table.replace(" ", "_")).name)
+            files.append(figures.save_csv(columns, job.out, table.replace(" ", "_")).name)
     svg = b64encode((job.out / f"{figure.name}.svg").read_bytes()).decode("ascii")
     text = figure_texts()[figure.name]
     notes = [text["note"], *notes] if "note" in text else notes
@@ -172,10 +171,8 @@ def fingerprints() -> Section:
     for path in stored_files("fingerprints"):
         for block in path.read_text(encoding="utf-8").split("\n## ")[1:]:
             name, _, rest = block.partition("\n")
-            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.MULTILINE)
-            nearest = re.search(
-                r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.MULTILINE
-            )
+            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.M)
+            nearest = re.search(r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.M)
             if found:
                 near = f"{nearest[1]} ({nearest[2]})" if nearest else "–"
                 rows.append([name, found[1], found[2], near])
@@ -322,7 +319,7 @@ def write_ledger(entries: Sequence[Entry], folder: Path) -> list[str]:
         "checked": [entry.checked for entry in entries],
         "code": [entry.code for entry in entries],
     }
-    return [*texts, style.save_csv(columns, folder, "ledger").name]
+    return [*texts, figures.save_csv(columns, folder, "ledger").name]
 
 
 def _json(entries: Sequence[Entry]) -> str:

@@ -13,13 +13,7 @@ if TYPE_CHECKING:  # nothing is imported before it is asked for: the command lin
     from lossnav.studies.trial import Result as Result
     from lossnav.studies.trial import Trial as Trial
 
-_HOME = {
-    "Result": "trial",
-    "Task": "tasks",
-    "Trial": "trial",
-    "read": "spec",
-    "run": "execution",
-}
+_HOME = {"Result": "trial", "Task": "tasks", "Trial": "trial", "read": "spec", "run": "execution"}
 __all__ = ["Result", "Task", "Trial", "read", "report", "run"]
 
 

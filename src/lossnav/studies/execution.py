@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lossnav.studies import engines, estimate
-from lossnav.studies.engines import interrupts
-from lossnav.studies.progress import Progress, Quiet
+from lossnav.studies import engines
+from lossnav.studies.progress import STARTUP, Pair, Progress, Quiet, total_seconds
 from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, plan, read
 from lossnav.studies.store import FORMAT, Store, load
@@ -79,10 +78,8 @@ def run(
     if not isinstance(study, Study):
         study = Study.from_dict(study) if isinstance(study, Mapping) else read(study)
     progress = progress or Quiet()
-    if jobs < 1 or processes < 1:
-        raise ValueError(
-            f"There must be one or more processes, but {min(jobs, processes)} is given."
-        )
+    if (fewest := min(jobs, processes)) < 1:
+        raise ValueError(f"There must be one or more processes, but {fewest} is given.")
     place = Path("studies") / study.name if folder is None else Path(folder)
     data = os.environ.get("LOSSNAV_DATA")
     shared = engines.RunContext(
@@ -102,7 +99,7 @@ def run(
         progress.say(f"The study {study.name} is stored in {place}.")
         try:
             # Ctrl-C waits until no worker can be forgotten; training in this process is stopped.
-            with interrupts.deferred() if where.elsewhere else contextlib.nullcontext():
+            with engines.deferred() if where.elsewhere else contextlib.nullcontext():
                 try:
                     _Run(study, metrics, store, where, progress, retry_failed).all()
                 finally:
@@ -143,10 +140,8 @@ def check(study: Study) -> dict[str, tuple[str, str]]:
                     )
                 module.check(trial)
             except ValueError as error:
-                file = "the study" if study.path is None else study.path
-                raise StudyError(
-                    f"{file} (tasks.{trial.task}, rules.{trial.rule}): {error}"
-                ) from error
+                where = f"{study.path or 'the study'} (tasks.{trial.task}, rules.{trial.rule})"
+                raise StudyError(f"{where}: {error}") from error
             metrics[trial.task] = (metric, better)
     return metrics
 
@@ -294,10 +289,8 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     phases, seconds = _left(study, folder), None
     left = sum(map(len, phases.values()))
     if len(here) == len(study.tasks):
-        threads = study.training.threads
-        seconds = estimate.total(
-            phases, costs, startup=startup, jobs=jobs, threads=threads, engine=engine
-        )
+        how = {"jobs": jobs, "threads": study.training.threads}
+        seconds = total_seconds(phases, costs, startup=startup, engine=engine, **how)
     return {
         "name": study.name,
         "folder": str(folder),
@@ -335,13 +328,13 @@ def _has_data(kind: str) -> bool | None:
 def _startup() -> float:
     """Seconds in which a process imports what training needs; measured if that is new."""
     if _TRAINING in sys.modules:
-        return estimate.STARTUP
+        return STARTUP
     began = time.perf_counter()
     _training()
     return time.perf_counter() - began
 
 
-def _left(study: Study, folder: Path) -> dict[Phase, list[estimate.Pair]]:
+def _left(study: Study, folder: Path) -> dict[Phase, list[Pair]]:
     """Task and rule of each trial that an earlier run has not finished, as far as tuning tells."""
     stored: dict[str, Any] = {}
     results: list[Result] = []

@@ -297,7 +297,6 @@ def _digest(entry: Mapping[str, Any]) -> str:
 
 
 def _why(error: Exception) -> str:
-    """Why a line does not count, in a few words."""
     if isinstance(error, FileNotFoundError):
         return "its curves are missing"
     if type(error) is ValueError:
@@ -336,7 +335,6 @@ def unpacked(path: Path, sha256: str) -> dict[str, FloatArray]:
 
 
 def _cut_torn_line(path: Path, handle: int) -> None:
-    """Cut a file of lines after its last newline."""
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
     if end < len(raw):

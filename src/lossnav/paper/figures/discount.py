@@ -10,19 +10,14 @@ which is :math:`\eta k/\gamma` (gradient descent) where :math:`\eta kh\ll\gamma^
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import solve
 from lossnav.solvers.curvature import decay_rate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GAMMAS = (0.0, 1.0, 10.0)
 LINE = Quadratic(1.0, minimum=[1.0])
@@ -47,13 +42,13 @@ def fig2_data() -> Tables:
     return {"fig2a": a, "fig2b": b, "fig2c": c, "fig2d": d}
 
 
-@style.styled
-def draw_fig2(tables: Tables) -> Figure:
+@figures.styled
+def draw_fig2(tables: Tables) -> figures.Figure:
     """The four panels, two by two."""
-    figure, ((traces, losses), (plane, rates)) = style.panels(2, height=4.6, rows=2)
-    style.contours(plane, PLANE, (-3.3, 0.6, -3.3, 0.6))
+    figure, ((traces, losses), (plane, rates)) = figures.panels(2, height=4.6, rows=2)
+    figures.contours(plane, PLANE, (-3.3, 0.6, -3.3, 0.6))
     a, b, c, d = (tables[f"fig2{letter}"] for letter in "abcd")
-    for gamma, colour, dash in zip(GAMMAS, style.COLOURS, style.DASHES, strict=True):
+    for gamma, colour, dash in zip(GAMMAS, figures.COLOURS, figures.DASHES, strict=True):
         look = {"color": colour, "linestyle": dash, "label": rf"$\gamma = {gamma:g}$"}
         traces.plot(a["t"], a[f"theta gamma={gamma:g}"], **look)
         losses.plot(b["t"], b[f"loss gamma={gamma:g}"], **look)
@@ -108,10 +103,10 @@ def mixed_data() -> Tables:
     return tables
 
 
-@style.styled
-def draw_mixed(tables: Tables) -> Figure:
+@figures.styled
+def draw_mixed(tables: Tables) -> figures.Figure:
     """The velocity against curvature, and one path of each kind."""
-    figure, ((rule, flat, steep),) = style.panels(3, height=2.8, ratios=(1.25, 1, 1))
+    figure, ((rule, flat, steep),) = figures.panels(3, height=2.8, ratios=(1.25, 1, 1))
     table = tables["mixed rule"]
     h = table["h"]
     descent = {"color": RED, "linestyle": (0, (5, 2)), "label": "gradient descent"}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, ORANGE, RED, PaperFigure, Tables
 from lossnav.problem.landscapes import DoubleWell
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 from lossnav.solvers.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS, START, HORIZON = DoubleWell(), (-0.6, 0.55), 4.0
 OBJECTIVE = Objective(LOSS, gamma=0.1)
@@ -37,9 +34,8 @@ def fig1_data() -> Tables:
     path = solve(OBJECTIVE, START, HORIZON, MINIMUM)
     t = np.linspace(0, HORIZON, 201)
     points, late = path.at(t), 2 * t
-    flow = solve_ivp(
-        lambda _, theta: -LOSS.grad(theta), (0, 8), START, t_eval=late, rtol=1e-9, atol=1e-12
-    ).y
+    exact = {"rtol": 1e-9, "atol": 1e-12}
+    flow = solve_ivp(lambda _, x: -LOSS.grad(x), (0, 8), START, t_eval=late, **exact).y
     fine = np.linspace(0, HORIZON, 20 * 200 + 1)
     velocity = np.gradient(path.at(fine), fine, axis=0, edge_order=2)[::20]
     flow_columns = {"flow t": late, "flow theta1": flow[0], "flow theta2": flow[1]}
@@ -51,8 +47,8 @@ def fig1_data() -> Tables:
     }
 
 
-@style.styled
-def draw_fig1(tables: Tables) -> Figure:
+@figures.styled
+def draw_fig1(tables: Tables) -> figures.Figure:
     """The surface twice on the left, as in the paper; the paths; and both costs."""
     from matplotlib.figure import Figure
 
@@ -61,15 +57,14 @@ def draw_fig1(tables: Tables) -> Figure:
     for place, many in enumerate((False, True), 1):
         _surface(left.add_subplot(2, 1, place, projection="3d"), tables["fig1a"], many)
     plane, b = middle.subplots(), tables["fig1b"]
-    style.contours(plane, LOSS, (-1.6, 1.6, -1.0, 1.0))
+    figures.contours(plane, LOSS, (-1.6, 1.6, -1.0, 1.0))
     flow = {"color": GREEN, "linestyle": (0, (3, 1.5)), "label": "gradient flow"}
     plane.plot(b["theta1"], b["theta2"], color=BLUE, label="optimal path")
     plane.plot(b["flow theta1"], b["flow theta2"], **flow)
     plane.plot(*START, "s", color="black", markersize=4.5)
     plane.plot(*MINIMUM, "o", color=RED, markersize=6, label="minimum")
-    middle.legend(
-        loc="outside lower center", ncols=3, columnspacing=0.8, handlelength=1.6, handletextpad=0.4
-    )
+    tight = {"columnspacing": 0.8, "handlelength": 1.6, "handletextpad": 0.4}
+    middle.legend(loc="outside lower center", ncols=3, **tight)
     plane.set(title="b  Double well", aspect="auto")
     (kinetic, potential), c = right.subplots(2, 1, sharex=True), tables["fig1c"]
     kinetic.plot(c["t"], c["kinetic"], color=BLUE)
@@ -151,10 +146,10 @@ def basins_data() -> Tables:
     }
 
 
-@style.styled
-def draw_basins(tables: Tables) -> Figure:
+@figures.styled
+def draw_basins(tables: Tables) -> figures.Figure:
     """The gain, the paths on either side of the switch, and the switch for other starts."""
-    figure, ((gain, plane, where),) = style.panels(3, height=2.6, ratios=(1, 1.25, 1))
+    figure, ((gain, plane, where),) = figures.panels(3, height=2.6, ratios=(1, 1.25, 1))
     table, paths, switches = (tables[f"basins {name}"] for name in ("gain", "paths", "switch"))
     critical = float(np.interp(0.0, table["gain"][::-1], table["gamma"][::-1]))
     gain.axhline(0, color=GREY, linewidth=0.8)
@@ -164,7 +159,7 @@ def draw_basins(tables: Tables) -> Figure:
     gain.annotate(rf"$\gamma_c = {critical:.4f}$", (critical, 0.62), (-4, 0), **beside)
     gain.set(title="a  What crossing gains", xlabel=r"discount rate $\gamma$", xlim=(0, 0.75))
     gain.set_ylabel(r"$\gamma\,(J_{\rm local}-J_{\rm global})$")
-    style.contours(plane, LOSS, (-1.45, 1.45, -0.8, 1.05))
+    figures.contours(plane, LOSS, (-1.45, 1.45, -0.8, 1.05))
     for gamma in SHOWN:
         x, y = paths[f"theta1 gamma={gamma:g}"], paths[f"theta2 gamma={gamma:g}"]
         colour, dash = (BLUE, "-") if x[-1] > 0 else (RED, (0, (3, 1.5)))

@@ -8,22 +8,17 @@ not the gradient of a potential.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import sympy
 
 from lossnav._base.checks import FloatArray
 from lossnav.equations.derivation import derive
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, ORANGE, RED, PaperFigure, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, ORANGE, RED, PaperFigure, Tables
 from lossnav.problem.geometry import Decay, Rotation
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import solve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS = Quadratic([4.0, 4.0], minimum=[0.0, -0.5])
 START = (1.5, 1.5)
@@ -48,15 +43,15 @@ def fig3_data() -> Tables:
     return tables
 
 
-@style.styled
-def draw_fig3(tables: Tables) -> Figure:
+@figures.styled
+def draw_fig3(tables: Tables) -> figures.Figure:
     """The four panels, two by two; red: minimum of the loss, orange: end of the path."""
-    figure, grid = style.panels(2, height=6.4, rows=2)
+    figure, grid = figures.panels(2, height=6.4, rows=2)
     axes = grid.ravel()
     last = {"color": ORANGE, "markersize": 4.5, "markeredgecolor": "black", "markeredgewidth": 0.6}
     for ax, letter, title in zip(axes, "abcd", OBJECTIVES, strict=True):
         path, end = tables[f"fig3{letter}"], tables[f"fig3{letter} end"]
-        style.contours(ax, LOSS, (-2.2, 2.2, -2.2, 2.2))
+        figures.contours(ax, LOSS, (-2.2, 2.2, -2.2, 2.2))
         ax.plot(path["theta1"], path["theta2"], color=BLUE)
         ax.plot(*START, "s", color=BLUE, markersize=4.5, label="start")
         ax.plot(0.0, -0.5, "o", color=RED, markersize=6, label="minimum of the loss")
@@ -105,22 +100,22 @@ def spiral_data() -> Tables:
     return tables
 
 
-@style.styled
-def draw_spiral(tables: Tables) -> Figure:
+@figures.styled
+def draw_spiral(tables: Tables) -> figures.Figure:
     """Both sets of points without and with a discount, and the distance between them."""
-    figure, ((still, turned, apart),) = style.panels(3, height=2.9)
+    figure, ((still, turned, apart),) = figures.panels(3, height=2.9)
     lows = {"mfc": "white", "mec": "black", "markersize": 6.5}
     ends = {"color": ORANGE, "mec": "black", "mew": 0.5, "markersize": 3.5}
     for ax, gamma, letter in ((still, 0.0, "a"), (turned, SHOWN, "b")):
         points, path = tables[f"spiral gamma={gamma:g}"], tables[f"spiral path gamma={gamma:g}"]
-        style.contours(ax, LOSS, (-0.5, 0.5, -0.65, 0.35))
+        figures.contours(ax, LOSS, (-0.5, 0.5, -0.65, 0.35))
         ax.plot(path["theta1"], path["theta2"], color=BLUE, lw=1.2, label="path at $q = 3$")
         ax.plot(0, -0.5, "o", color=RED, markersize=6, label="minimum of $L$")
         _, end1, end2, low1, low2, _ = points.values()
         ax.plot(low1, low2, "o", label=r"minimum of $V_{\rm eff}$", **lows)
         ax.plot(end1, end2, "D", label="end of the path", **ends)
         ax.set_title(rf"{letter}  $\gamma = {gamma:g}$")
-    for gamma, colour, dash in zip(GAMMAS, style.COLOURS, style.DASHES, strict=True):
+    for gamma, colour, dash in zip(GAMMAS, figures.COLOURS, figures.DASHES, strict=True):
         table, look = tables[f"spiral gamma={gamma:g}"], {"color": colour, "linestyle": dash}
         label = rf"$\gamma = {gamma:g}$"
         apart.plot(table["q"], table["distance"], marker="o", markersize=3, label=label, **look)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from lossnav._base.checks import FloatArray
 from lossnav.rules import Rule
@@ -62,7 +63,7 @@ class Network:
     ) -> tuple[float, FloatArray]:
         """The mean cross-entropy of the examples, with the decay, and its gradient."""
         values = self._forward(theta, x)
-        logs, rows = _log_softmax(values[-1]), np.arange(len(y))
+        logs, rows = log_softmax(values[-1], axis=1), np.arange(len(y))
         loss, delta = float(-logs[rows, y].mean()), np.exp(logs)
         delta[rows, y] -= 1
         delta /= len(y)
@@ -94,11 +95,6 @@ class Network:
                 out = np.tanh(out) if self.smooth else np.maximum(out, 0, out=out)
             values.append(out)
         return values
-
-
-def _log_softmax(scores: FloatArray) -> FloatArray:
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import PaperFigure, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import PaperFigure, Tables
 from lossnav.problem.geometry import Decay, Rotation
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.ranking import rank
 from lossnav.rules import Rule, learning_rule, zoo
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOSS = Quadratic([4.0, 0.25], minimum=[0.0, -0.5])
 START, STEPS, DT = (1.5, 1.5), 120, 0.1
@@ -63,8 +59,8 @@ def data() -> Tables:
     return {"regret": rows | regrets, "regret rates": rows | best_rates}
 
 
-@style.styled
-def draw(tables: Tables) -> Figure:
+@figures.styled
+def draw(tables: Tables) -> figures.Figure:
     """The matrix: numbers are regrets in J, shades their share of the optimal J."""
     from matplotlib.colors import LogNorm
 
@@ -72,7 +68,7 @@ def draw(tables: Tables) -> Figure:
     rules = [name for name in table if name not in ("objective", "optimal J")]
     values = np.array([table[name] for name in rules]).T
     share = np.clip(values / np.abs(table["optimal J"])[:, None], 1e-3, 10)
-    figure, ((ax,),) = style.panels(1, height=3.1)
+    figure, ((ax,),) = figures.panels(1, height=3.1)
     ax.imshow(share, cmap="Blues", norm=LogNorm(1e-3, 10), aspect="auto", alpha=0.75)
     for (i, j), value in np.ndenumerate(values):
         text = f"{value:.2g}" if 1e-3 <= value < 100 else f"{value:.0e}"

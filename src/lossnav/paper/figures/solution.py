@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import linalg
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.figures import style
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, ORANGE, RED, Tables
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, ORANGE, RED, Tables
 from lossnav.problem.objective import Objective
 from lossnav.solvers.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _GRID = 161
 _LINES = 8  # more coordinates than this get one look
@@ -53,11 +51,11 @@ def data(objective: Objective, path: Trajectory) -> Tables:
     return tables
 
 
-@style.styled
-def draw(tables: Tables) -> Figure:
+@figures.styled
+def draw(tables: Tables) -> figures.Figure:
     """The landscape with the path, or the coordinates over time; beside it the running costs."""
     wide = 7.6 if "landscape" in tables else 7.0
-    figure, ((place, cost),) = style.panels(2, width=wide, height=3.3)
+    figure, ((place, cost),) = figures.panels(2, width=wide, height=3.3)
     path = tables["path"]
     names = [name for name in path if name not in ("t", "kinetic cost", "potential cost")]
     if "landscape" in tables:
@@ -70,11 +68,6 @@ def draw(tables: Tables) -> Figure:
     cost.set_ylabel("cost per unit of time")
     cost.legend()
     return figure
-
-
-def write(figure: Figure, path: Path) -> None:
-    """Save in the format that the file name ends with; equal figures are equal files."""
-    style.write(figure, path)
 
 
 def _draw_map(ax: Axes, tables: Tables, names: list[str]) -> None:
@@ -183,10 +176,7 @@ def _box(points: FloatArray) -> FloatArray:
 
 
 def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatArray:
-    """The minima of the loss within the box."""
     from lossnav.solvers.ritz.ends import minima
 
-    found = [
-        x for x in minima(objective.loss.jet, theta0) if ((box[:, 0] <= x) & (x <= box[:, 1])).all()
-    ]
-    return np.array(found).reshape(-1, 2)
+    found = np.array(list(minima(objective.loss.jet, theta0))).reshape(-1, 2)
+    return found[((box[:, 0] <= found) & (found <= box[:, 1])).all(axis=1)]

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lossnav.paper.figures import style
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, DASHES, GREY, RED, PaperFigure, Tables
 from lossnav.paper.figures.network import NumpyTraining
-from lossnav.paper.figures.style import BLUE, DASHES, GREY, RED, PaperFigure, Tables
 from lossnav.rules import BeliefRule, Rule, zoo
 from lossnav.rules.gains import Betas
 from lossnav.studies.data import available
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lossnav.studies.progress import Progress
     from lossnav.studies.tasks.images import Convolutions
 
@@ -64,7 +62,7 @@ class PanelTraining:
 
     Attributes:
         label: What it shows; drawn on the panel.
-        run: A study for PyTorch, or a a run in NumPy.
+        run: A study for PyTorch, or a run in NumPy.
         note: Why it differs from the paper; empty if it does not.
     """
 
@@ -196,7 +194,6 @@ def _by_study(
 
 
 def _table(runs: list[tuple[str, int, dict[str, Any]]]) -> dict[str, Any]:
-    """The runs concatenated: rule, seed and curves."""
     counts = [len(curves["step"]) for _, _, curves in runs]
     return {
         "rule": np.repeat([name for name, _, _ in runs], counts),
@@ -222,10 +219,10 @@ def _lines(progress: Callable[[str], None]) -> Progress:
     return Lines()
 
 
-@style.styled
-def draw(tables: Tables) -> Figure:
+@figures.styled
+def draw(tables: Tables) -> figures.Figure:
     """For each panel the training loss on the left, test accuracy on the right."""
-    figure, grid = style.panels(2, height=4.6, rows=2)
+    figure, grid = figures.panels(2, height=4.6, rows=2)
     for (losses, scores), letter in zip(grid, "ef", strict=True):
         table = tables[f"fig2{letter}"]
         for name, (colour, dash) in LOOKS.items():

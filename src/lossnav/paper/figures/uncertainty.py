@@ -8,22 +8,17 @@ of that network.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.figures import style
+from lossnav.paper import figures
+from lossnav.paper.figures import BLUE, GREEN, GREY, RED, PaperFigure, Tables
 from lossnav.paper.figures.network import Network
-from lossnav.paper.figures.style import BLUE, GREEN, GREY, RED, PaperFigure, Tables
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.landscapes import Quadratic
 from lossnav.solvers import Ritz, solve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TAU, SIGMA = 2.0, 0.5
 WANDER = 0.01
@@ -32,9 +27,9 @@ NET = Network((16, 6, 10), smooth=True, decay=0.02)
 EXAMPLES, STEPS = 400, 24_000
 
 
-def process(seed: int = 0) -> tuple[FloatArray, FloatArray]:
+def process() -> tuple[FloatArray, FloatArray]:
     """Curvatures of a random quadratic loss, and the measured variance of its gradient."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     h = np.logspace(0, 1.5, 10)
     Q, _ = np.linalg.qr(rng.normal(size=(len(h),) * 2))
     H = (Q * h) @ Q.T
@@ -62,10 +57,8 @@ def examples() -> tuple[FloatArray, FloatArray]:
 def trained() -> tuple[FloatArray, FloatArray, FloatArray]:
     """A minimum of the network's loss, with its curvatures and their directions (columns)."""
     start = NET.start(np.random.default_rng(0))
-    options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-9}
-    found = optimize.minimize(
-        NET.loss_and_gradient, start, examples(), "L-BFGS-B", jac=True, options=options
-    ).x
+    how = {"jac": True, "options": {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-9}}
+    found = optimize.minimize(NET.loss_and_gradient, start, examples(), "L-BFGS-B", **how).x
     h, Q = linalg.eigh(hessian(found))
     return found, h, Q
 
@@ -121,10 +114,10 @@ def proportion(h: FloatArray, variance: FloatArray) -> tuple[float, float]:
     return float(np.polyfit(x, y, 1)[0]), float(np.corrcoef(x, y)[0, 1])
 
 
-@style.styled
-def draw_noise(tables: Tables) -> Figure:
+@figures.styled
+def draw_noise(tables: Tables) -> figures.Figure:
     """Variance against curvature, on logarithmic axes: proportional is a slope of one."""
-    figure, (axes,) = style.panels(3, height=2.8)
+    figure, (axes,) = figures.panels(3, height=2.8)
     titles = ("a  The process", "b  A network that wanders", "c  Its single examples")
     for ax, table, title in zip(axes, tables.values(), titles, strict=True):
         h, variance = table["h"], table["variance"]
@@ -189,10 +182,10 @@ def transients_data() -> Tables:
     return tables
 
 
-@style.styled
-def draw_transients(tables: Tables) -> Figure:
+@figures.styled
+def draw_transients(tables: Tables) -> figures.Figure:
     """One panel for each kind of switch."""
-    figure, (axes,) = style.panels(3, height=2.6)
+    figure, (axes,) = figures.panels(3, height=2.6)
     titles = ("a  A flatter basin", "b  A moved basin", "c  Both")
     law = {"color": GREEN, "linestyle": (0, (1.5, 1.5)), "lw": 1.4, "label": "$v$, overdamped law"}
     mean = {"color": RED, "linestyle": (0, (5, 2)), "label": r"mean $\mu$"}

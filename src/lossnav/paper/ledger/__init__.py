@@ -1,9 +1,9 @@
 """The ledger: a check that runs for every displayed equation of the paper, and its verdict.
 
 `displays.json` has the LaTeX of the 164 displays, made by ``tools/paper_displays.py`` from the
-paper's source; `latex` and `form` read it as formulas; the modules `section2` to `appendix_i` have
-one check for each; `comparison` turns the result of a check into a verdict. No verdict is stored:
-`ledger` runs all checks.
+paper's source; `latex` and `form` read it as formulas; `appendix_a` to `appendix_i` have
+one check for each, those of the main text beside the appendix that derives them; `comparison` turns
+the result of a check into a verdict. No verdict is stored: `ledger` runs all checks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from lossnav.paper.ledger.form import right_form, stored
 
 __all__ = ["Correction", "Entry", "Verdict", "ledger", "summary"]
 
-MODULES = (
-    *(f"section{n}" for n in range(2, 7)),
-    *(f"appendix_{letter}" for letter in "abcefghi"),
-    "appendix_g_rotation",
-)
+MODULES = (*(f"appendix_{letter}" for letter in "abcefghi"), "appendix_g_rotation")
 
 
 @dataclass(frozen=True)
@@ -163,20 +159,17 @@ def displays() -> list[dict[str, Any]]:
         >>> len(displays()), displays()[3]["id"], displays()[3]["number"]
         (164, '3.2', [3])
     """
-    found: list[dict[str, Any]] = stored("displays.json")
-    return found
+    return stored("displays.json")
 
 
 def corrections() -> dict[str, dict[str, Any]]:
     """What is wrong in a display: edits of its LaTeX, their mathml, why and errata, by id."""
-    found: dict[str, dict[str, Any]] = stored("corrections.json")
-    return found
+    return stored("corrections.json")
 
 
 def one_thread() -> AbstractContextManager[Any]:
     """Limit BLAS to one thread: sums are reproducible then, and small matrices are faster."""
     try:
-        limits: AbstractContextManager[Any] = import_module("threadpoolctl").threadpool_limits(1)
+        return import_module("threadpoolctl").threadpool_limits(1)
     except ImportError:  # it comes with scikit-learn; without it the checks are only slower
         return nullcontext()
-    return limits

@@ -76,10 +76,8 @@ def discretised(form: Form) -> Evidence:
 
         def add(at: Any, low: int, high: int) -> Any:
             begins.append(low)
-            times = [
-                {"gamma": GAMMA * T / n, "t_k": j, "t_k+1": j + 1} for j in range(low, high + 1)
-            ]
-            return sum(at(**own) for own in times)
+            times = [{"t_k": j, "t_k+1": j + 1} for j in range(low, high + 1)]
+            return sum(at(gamma=GAMMA * T / n, **own) for own in times)
 
         letters = at_times(np.vstack([theta, theta[-1]]), n)
         return one.side(0, 1, **letters, N=n, sum=add), begins[0]

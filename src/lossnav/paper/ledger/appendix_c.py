@@ -15,7 +15,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import bowl, displayed_cost, metric, random, same_cost, wind
+from lossnav.paper.ledger.problems import BOWL, displayed_cost, metric, random, same_cost, wind
 from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, anything, h, q, r, star
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -34,8 +34,7 @@ def objective(form: Form) -> Evidence:
 @check("C.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    s = anything(2, metric=True, drift=True)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("C.3")
@@ -43,10 +42,10 @@ def euler_lagrange(form: Form) -> Evidence:
     """The displayed difference, taken on functions of time, is the derived equation; and it
     vanishes at second order along the minimiser of a sum over steps."""
     s = anything(2, metric=True, drift=True)
-    pairs = form.pairs(**s.letters, L=s.equations.lagrangian, dim=2)
+    pairs = form.pairs(**s.letters, dim=2)
     over = ETA * sympy.exp(GAMMA * TIME)
     symbolic = derived(*[(s.residual, over * (Matrix(a) - Matrix(b))) for a, b in pairs])
-    task = Objective(Function(bowl, names=["x", "y"]), metric, wind, gamma=0.7)
+    task = Objective(BOWL, metric, wind, gamma=0.7)
     force, counts, gaps = symbols.accelerations(task), [50, 100, 200], []
     for n in counts:
         path = solve(task, [0.7, -0.5], horizon=1.0, end=[0.1, 0.3], method=Direct(steps=n))
@@ -74,9 +73,8 @@ NUMBERS = {ETA: 0.7, K: 1.3, GAMMA: 0.6, h: 1.9, star: 0.4, theta0: -0.8}
 @functools.cache
 def line() -> System:
     """The equations of the one-dimensional quadratic loss."""
-    return symbols.system(
-        Objective(Function(lambda x: h / 2 * (x[0] - star) ** 2, names=["theta"]))
-    )
+    loss = Function(lambda x: h / 2 * (x[0] - star) ** 2, names=["theta"])
+    return symbols.system(Objective(loss))
 
 
 @functools.cache
@@ -120,8 +118,7 @@ def line_objective(form: Form) -> Evidence:
 @check("C.7")
 def line_lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's."""
-    s = line()
-    return defined(*form.pairs(**LINE | s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**LINE | line().letters))
 
 
 @check("C.8")
@@ -232,10 +229,8 @@ def optimal_path(form: Form) -> Evidence:
     pairs = []
     for gamma in (0.0, 0.6, 5.0):
         task = numbered(gamma)
-        path, rate = (
-            solve(task, [-0.8], method=Ritz()),
-            min(np.roots([1, -gamma, -0.7 * 1.3 * 1.9])),
-        )
+        path = solve(task, [-0.8], method=Ritz())
+        rate = min(np.roots([1, -gamma, -0.7 * 1.3 * 1.9]))
         for t in (0.1, 0.5, 1.0, 3.0):
             here = path.at(t)
             place = {"theta": here, "dtheta": solve(task, here, method=Ritz()).velocity0}

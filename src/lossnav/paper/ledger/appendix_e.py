@@ -1,7 +1,8 @@
-"""Checks of App. E: momentum, the path on a quadratic loss, and the rules that follow."""
+"""Checks of Sec. 3 and App. E: momentum, the path on a quadratic loss, and its rules."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,68 @@ from scipy import linalg
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import STRONG, TIMES, Local, least, local, random
-from lossnav.paper.ledger.symbols import (
-    CONSTANTS,
-    ETA,
-    GAMMA,
-    TIME,
-    H,
-    K,
-    anything,
-    g,
-    local_system,
-    r,
-    start,
-)
-from lossnav.problem.landscapes import DoubleWell
-from lossnav.solvers import solve
+from lossnav.paper.ledger.problems import BOWL, STRONG, TIMES, Local, least, local, random
+from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, H, K, g, r, start
+from lossnav.problem.landscapes import DoubleWell, Rosenbrock
+from lossnav.problem.objective import Objective
+from lossnav.solvers import Ritz, solve
+
+# Sec. 3
+
+
+@check("3.1")
+def simple_objective(form: Form) -> Evidence:
+    """The displayed integral is the library's J without metric and drift, on a random path."""
+    return problems.displayed_cost(form, eta=0.8, k=1.3, gamma=0.6)
+
+
+@check("3.2")
+def momentum(form: Form) -> Evidence:
+    """The derived equations of three coordinates and an undefined loss, as first-order systems."""
+    s = symbols.anything(3)
+    # theta' = p defines p, so that p' is the acceleration.
+    return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
+
+
+@check("3.3")
+def overdamped(form: Form) -> Evidence:
+    """The slow manifold by SymPy; and the velocity of least J as gamma grows."""
+    s = symbols.anything(2)
+    slow = list(s.equations.overdamped().velocities.values())
+    symbolic = derived(*form.pairs(**s.letters | {"dtheta": slow}))
+    theta, eta, k = np.array([0.8, -0.6]), 0.8, 1.3
+    tasks = [Objective(BOWL, eta=eta, k=k, gamma=c) for c in STRONG]
+    ours = [solve(task, theta, method=Ritz()).velocity0 for task in tasks]
+    pull = {"eta": eta, "k": k, "nabla": BOWL.grad(theta)}
+    printed = [form.side(0, 1, **pull, gamma=c) for c in STRONG]
+    return comparison.closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
+
+
+@check("3.4")
+def picture_of_rosenbrock(form: Form) -> Evidence:
+    """The displayed quadratic is the library's, and meets Rosenbrock's loss at third order."""
+    return problems.local_picture(form, Rosenbrock(3), [0.5, -0.3, 0.8])
+
+
+@check("3.5")
+def optimal_update(form: Form) -> Evidence:
+    """Matrix functions of a random Hessian against paths of least J, for three discounts."""
+    pairs = []
+    for gamma in (0.0, 0.7, 5.0):
+        p = local("3.5", gamma=gamma)
+        for t, ours in zip(TIMES, problems.least(p.objective(), p.theta0, TIMES), strict=True):
+            pairs += form.pairs(**p.letters, theta_Dt=ours, Dt=t)
+    return numeric(*pairs, tol=1e-9)
+
+
+@check("3.6")
+def three_rules(form: Form) -> Evidence:
+    """Three limits of the exact step, and any dt: dt -> inf, large gamma, and small dt."""
+    return problems.three_rules(form, local("3.6"), 2.0)
+
+
+# App. E: momentum
+
 
 lam, slope, phi0, c = sympy.symbols("lambda_i g_i phi_0 c_i", real=True)
 ONE = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
@@ -47,14 +94,13 @@ def objective(form: Form) -> Evidence:
 @check("E.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss of three weights."""
-    s = anything(3)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**symbols.anything(3).letters))
 
 
 @check("E.3")
 def equations(form: Form) -> Evidence:
     """The derived equations for an undefined loss of three weights, as the library prints them."""
-    s = anything(3)
+    s = symbols.anything(3)
     arranged = [one.lhs - one.rhs for one in s.equations.equations]
     return derived(*s.motion(form), (arranged, s.residual))
 
@@ -62,7 +108,7 @@ def equations(form: Form) -> Evidence:
 @check("E.4")
 def first_order(form: Form) -> Evidence:
     """The derived equations as a system for (theta, p), by slopes of the Hamiltonian of p/eta."""
-    s = anything(3)
+    s = symbols.anything(3)
     p = sympy.Matrix(sympy.symbols("p1:4"))
     # The physicist's momentum is p/eta, discounted; its Hamiltonian is known without derive().
     D = sympy.exp(-GAMMA * TIME)
@@ -85,7 +131,7 @@ def picture(form: Form) -> Evidence:
 @check("E.6")
 def quadratic(form: Form) -> Evidence:
     """Both displayed forms are the derived equations of a quadratic loss in symbols."""
-    return derived(*local_system().motion(form, g=g, H=H, theta0=start))
+    return derived(*symbols.local_system().motion(form, g=g, H=H, theta0=start))
 
 
 @check("E.7")
@@ -103,7 +149,7 @@ def rotated(form: Form) -> Evidence:
 @check("E.8")
 def decoupled(form: Form) -> Evidence:
     """One coordinate of the derived equations of a diagonal Hessian: no other enters."""
-    s = local_system()
+    s = symbols.local_system()
     motion = {"phi_i": s.theta[0], "dphi_i": s.v[0], "ddphi_i": s.a[0]}
     ((left, right),) = form.pairs(**LETTERS, **motion)
     return derived((s.residual[0].subs(ONE), left - right))
@@ -112,7 +158,7 @@ def decoupled(form: Form) -> Evidence:
 @check("E.9")
 def characteristic(form: Form) -> Evidence:
     """The left side of the decoupled equation at phi = exp(r t), divided by that."""
-    e, s = sympy.exp(r * TIME), local_system()
+    e, s = sympy.exp(r * TIME), symbols.local_system()
     # The derived equation, with the minimum at zero, has no constant left.
     still = ONE | {g[0]: 0, start[0]: 0}
     ours = sympy.expand(s.residual[0].subs(still).xreplace(s.along(e)) / e)
@@ -127,11 +173,8 @@ def roots(form: Form) -> Evidence:
     symbolic = derived((symbols.characteristic_roots(lam), shown))
     p, eye = local("E.10"), np.eye(3)
     block = np.block([[0 * eye, eye], [p.eta * p.k * p.H, p.gamma * eye]])
-    printed = [
-        form.side(0, 1, **p.letters, lam_i=value, pm=sign)
-        for value in p.eigen()[0]
-        for sign in (-1, 1)
-    ]
+    pairs = product(p.eigen()[0], (-1, 1))
+    printed = [form.side(0, 1, **p.letters, lam_i=value, pm=sign) for value, sign in pairs]
     return symbolic.also(numeric((np.sort(linalg.eigvals(block).real), np.sort(printed))))
 
 
@@ -150,7 +193,7 @@ def eigenletters(p: Local) -> dict[str, Any]:
 def particular(form: Form) -> Evidence:
     """The displayed sum solves the derived equation of one coordinate, for any constant; with the
     rates of a Riccati equation and the constants of a start it is the path of least J."""
-    s, falling = local_system(), symbols.characteristic_roots(lam)[0]
+    s, falling = symbols.local_system(), symbols.characteristic_roots(lam)[0]
     path = form.side(0, 1, **LETTERS, r_i=falling)
     force = s.acceleration[0].subs(ONE).xreplace(s.along(path))
     p = local("E.11")

@@ -1,4 +1,4 @@
-"""Checks of App. F: a metric."""
+"""Checks of Sec. 4 and App. F: a metric."""
 
 from __future__ import annotations
 
@@ -9,12 +9,38 @@ import sympy
 from scipy import linalg
 from sympy import Matrix
 
-from lossnav.paper.ledger import problems, symbols
-from lossnav.paper.ledger.comparison import Evidence, approached, check, defined, derived, numeric
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import displayed_cost, metric, random, spd
 from lossnav.paper.ledger.symbols import ETA, GAMMA, H, K, anything, g, start, system, unknown
 from lossnav.problem.landscapes import Function, Himmelblau
 from lossnav.problem.objective import Objective
+
+# Sec. 4, first half
+
+
+@check("4.1")
+def objective_with_metric(form: Form) -> Evidence:
+    """The displayed integral is the library's J with a varying metric, on a random path."""
+    return displayed_cost(form, metric=metric, eta=0.7, k=1.2, gamma=0.5)
+
+
+@check("4.2")
+def momentum_with_metric(form: Form) -> Evidence:
+    """The derived acceleration: the printed form holds only for a constant metric."""
+    s = anything(2, metric=True)
+    letters = s.letters | {"p": s.v, "dp": s.acceleration}
+    return corrected(form, lambda shown: derived(*shown.pairs(**letters)))
+
+
+@check("4.3")
+def three_rules_with_metric(form: Form) -> Evidence:
+    """The same limits of the exact step, and any dt, with a random metric."""
+    return problems.three_rules(form, problems.local("4.3"), 1.5, metric=spd(random("4.3 G"), 3))
+
+
+# App. F
 
 
 @check("F.1")
@@ -26,8 +52,7 @@ def objective(form: Form) -> Evidence:
 @check("F.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss and metric."""
-    s = anything(2, metric=True)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**anything(2, metric=True).letters))
 
 
 @check("F.3")
@@ -54,7 +79,8 @@ def nearly_constant(form: Form) -> Evidence:
     limits = []
     for left, right in pairs:
         run = sympy.lambdify(letters, list((left - right).xreplace(known)))
-        limits.append(approached(steps, [linalg.norm(run(*at, e)) for e in steps], order=1))
+        gaps = [linalg.norm(run(*at, e)) for e in steps]
+        limits.append(comparison.approached(steps, gaps, order=1))
     return limits[0].also(*limits[1:], *exact)
 
 
@@ -70,9 +96,7 @@ def quadratic(form: Form) -> Evidence:
     E.16 with g and H divided by a random metric, against paths of least J."""
     a, b, c = sympy.symbols("G11 G12 G22", positive=True)
     G = [[a, b], [b, c]]
-    s = system(
-        Objective(Function(symbols.local_loss, names=["theta1", "theta2"]), metric=lambda _: G)
-    )
+    s = system(Objective(symbols.LOCAL, metric=lambda _: G))
     own = {"ddtheta": s.acceleration, "g": g, "H": H, "theta0": start}
     p, M = problems.local("F.6"), problems.spd(problems.random("F.6 G"), 3)
     times = np.array([0.2, 1.0, 2.0])

@@ -1,6 +1,6 @@
-"""Checks of App. G: the equations with a drift, weight decay, and the effective potential.
+"""Checks of Sec. 4 and App. G: drift, weight decay, and the effective potential.
 
-The checks of its first example, rotation, are in `appendix_g_rotation`.
+The checks of App. G's first example, rotation, are in `appendix_g_rotation`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,31 @@ from lossnav.equations.nongradient import split_drift
 from lossnav.paper.ledger import problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import Local, least, local, random, wind
+from lossnav.paper.ledger.problems import Local, displayed_cost, least, local, random, wind
 from lossnav.paper.ledger.symbols import H, System, anything, g, gradient, start
 from lossnav.problem.geometry import Decay, Drift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Riccati
+
+# Sec. 4, second half
+
+
+@check("4.4")
+def objective_with_drift(form: Form) -> Evidence:
+    """The displayed integral is the library's J with metric and drift, on a random path."""
+    return displayed_cost(form, metric=problems.metric, drift=wind, eta=0.7, k=1.2, gamma=0.5)
+
+
+@check("4.5")
+def equations_with_drift(form: Form) -> Evidence:
+    """The derived equations for an undefined loss and an undefined drift."""
+    s = anything(2, drift=True)
+    return derived(*s.motion(form))
+
+
+# App. G: the equations with a drift
+
 
 J = ImmutableMatrix(2, 2, sympy.symbols("J11 J12 J21 J22", real=True))
 
@@ -36,16 +55,13 @@ def undefined(x: Any) -> Any:
 @check("G.1")
 def objective(form: Form) -> Evidence:
     """The displayed integral is the library's J with metric and drift, on a random path."""
-    return problems.displayed_cost(
-        form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8
-    )
+    return displayed_cost(form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8)
 
 
 @check("G.2")
 def lagrangian(form: Form) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    s = anything(2, metric=True, drift=True)
-    return defined(*form.pairs(**s.letters, L=s.equations.lagrangian))
+    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("G.3")

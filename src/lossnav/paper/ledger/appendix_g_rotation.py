@@ -12,16 +12,8 @@ from scipy.integrate import solve_ivp
 from sympy import ImmutableMatrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import problems, symbols
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    Pair,
-    approached,
-    check,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, Pair, check, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import Local, local, random, skew
 from lossnav.paper.ledger.symbols import CONSTANTS, TIME, H, g, h, local_system, start
@@ -279,7 +271,7 @@ def limit(form: Form) -> Evidence:
     path, times = solve(t.objective, t.p.theta0), np.array([6.0, 9.0, 12.0]) / t.rate
     sides = [form.pairs(**t.letters, theta=path.at(s))[0] for s in times]
     gaps = [linalg.norm(ours - shown) for ours, shown in sides]
-    return approached(list(np.exp(-t.rate * times)), gaps, order=1, within=0.05)
+    return comparison.approached(list(np.exp(-t.rate * times)), gaps, order=1, within=0.05)
 
 
 @check("G.27")

@@ -1,4 +1,4 @@
-"""Checks of App. I: the objective and the equations of uncertain weights, and their limit."""
+"""Checks of Sec. 6 and App. I: uncertain weights, their equations and the limit of these."""
 
 from __future__ import annotations
 
@@ -10,17 +10,105 @@ import sympy
 from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import comparison, problems, section6, symbols
-from lossnav.paper.ledger.comparison import Evidence, approached, check, closing, derived, numeric
+from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger.comparison import Evidence, approached, check, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import STRONG, Path, random, same_cost, smooth_path, spd
-from lossnav.paper.ledger.section6 import NODES, WEIGHTS, accelerated, log_normal, weights
-from lossnav.paper.ledger.symbols import H, K, System, local_loss, system, unknown
+from lossnav.paper.ledger.problems import SHORT, STRONG, Path, random, same_cost, smooth_path, spd
+from lossnav.paper.ledger.symbols import CONSTANTS, H, K, System, g, start
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.geometry import FisherGaussian
 from lossnav.problem.landscapes import Function, MuellerBrown, Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
+
+# Sec. 6
+
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def log_normal(x: FloatArray, mu: Any, v: Any) -> FloatArray:
+    """The log density of a normal distribution."""
+    return -((x - mu) ** 2) / (2 * v) - np.log(2 * np.pi * v) / 2
+
+
+def divergence(mu: FloatArray, v: FloatArray, mu1: FloatArray, v1: FloatArray) -> float:
+    """KL of the normals (mu1, v1) from (mu, v), by quadrature of the definition."""
+    x = mu1[:, None] + np.sqrt(v1)[:, None] * NODES
+    ratio = log_normal(x, mu1[:, None], v1[:, None]) - log_normal(x, mu[:, None], v[:, None])
+    return float((ratio @ WEIGHTS).sum())
+
+
+def entropy_of(mu: FloatArray, v: FloatArray) -> float:
+    """Entropy of independent normals, by quadrature of -p log p."""
+    x = mu[:, None] + np.sqrt(v)[:, None] * NODES
+    return -float((log_normal(x, mu[:, None], v[:, None]) @ WEIGHTS).sum())
+
+
+DISTRIBUTIONS: dict[str, Any] = {
+    "p": lambda x, mean, variance: (x * mean[:, 0], x * variance[:, 0]),
+    "theta": 1.0,  # what a distribution is about: no value of it enters
+    "D_KL": lambda ahead, here: divergence(*here, *ahead),
+    "Entropy": lambda here: entropy_of(*here),
+}
+"""A distribution as its means and variances, and functions of it by quadrature."""
+
+
+def costs(
+    form: Form, task: Objective, state: FloatArray, speed: FloatArray, mean_loss: Any
+) -> Evidence:
+    """The displayed integrand with divergence and entropy by quadrature, as dt shrinks, against the
+    library's costs of motion and of a state."""
+    (mu, v), (dmu, dv) = np.split(state, 2), np.split(speed, 2)
+    ours = float(task.kinetic(state, speed) + task.potential(state))
+    letters = {"eta": task.eta, "k": task.k, "gamma": 0.5, "t": 0.3}
+    gaps = []
+    for dt in SHORT:
+        ahead = {"mu_t+1": mu + dmu * dt, "v_t+1": v + dv * dt, "mu": mu, "v": v, "Dt": dt}
+        shown = form.side(0, 1, **letters, **DISTRIBUTIONS, **ahead, Loss=mean_loss)
+        gaps.append(abs(ours * np.exp(-0.5 * 0.3) - shown))
+    return approached(SHORT, gaps, order=1)
+
+
+@check("6.1")
+def objective_of_two_weights(form: Form) -> Evidence:
+    """KL over eta dt^2 and the entropy, by quadrature, against the library's costs."""
+    rng = random("6.1")
+    mu, dmu, v, dv = *rng.normal(size=(2, 2)), rng.uniform(0.5, 2, size=2), rng.normal(size=2)
+    loss = Quadratic(spd(rng, 2), minimum=rng.normal(size=2))
+    grid = np.stack(np.meshgrid(*(mu[:, None] + np.sqrt(v)[:, None] * NODES)), -1)
+    # The grid's first axis belongs to the second weight; both have the same quadrature weights.
+    mean = WEIGHTS @ loss(grid) @ WEIGHTS
+    task = weight_uncertainty(loss, eta=0.7, k=1.4)
+    return costs(form, task, np.concatenate([mu, v]), np.concatenate([dmu, dv]), mean)
+
+
+def two_weights() -> System:
+    """The derived equations of two uncertain weights on a quadratic loss in symbols."""
+    return symbols.system(weight_uncertainty(symbols.LOCAL))
+
+
+def weights(s: System) -> dict[str, Any]:
+    """Values for the letters of a display of two uncertain weights: means and variances."""
+    letters: dict[str, Any] = CONSTANTS | {"g": g, "H": H, "mu0": start, "dim": 2}
+    for dots, column in {"": s.theta, "d": s.v, "dd": s.a}.items():
+        letters |= {f"{dots}mu": column[:2, 0], f"{dots}v": column[2:, 0]}
+    return letters
+
+
+def accelerated(s: System) -> dict[str, Any]:
+    """The same with the derived accelerations."""
+    return weights(s) | {"ddmu": s.acceleration[:2, 0], "ddv": s.acceleration[2:, 0]}
+
+
+@check("6.2")
+def equations_of_two_weights(form: Form) -> Evidence:
+    """The derived equations of two uncertain weights on a quadratic loss in symbols."""
+    return derived(*form.pairs(**accelerated(two_weights())))
+
+
+# App. I
 
 
 @check("I.1")
@@ -33,7 +121,7 @@ def objective(form: Form) -> Evidence:
     state, speed = np.array([0.4, 0.7]), np.array([-0.9, 1.1])
     mean = WEIGHTS @ bumpy([state[0] + np.sqrt(state[1]) * NODES])
     task = weight_uncertainty(Function(bumpy, names=["w"]), eta=1.2, k=0.8)
-    return section6.costs(form, task, state, speed, mean)
+    return costs(form, task, state, speed, mean)
 
 
 def expectation(odds: FloatArray, grid: FloatArray, at: Any) -> Any:
@@ -59,7 +147,7 @@ def divergence_of_a_step(form: Form) -> Evidence:
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
         mean = functools.partial(expectation, odds, grid)
         own = letters | {"Dt": dt, "mean": mean, "p": density}
-        ours = form.side(0, 0, **own | section6.DISTRIBUTIONS)
+        ours = form.side(0, 0, **own | DISTRIBUTIONS)
         pairs += [(ours, form.side(0, n, **own)) for n in range(1, 5)]
         gaps.append(abs(float(ours - form.side(0, 5, **own))))
     return approached(steps, gaps, order=3).also(numeric(*pairs, tol=1e-8))
@@ -70,7 +158,7 @@ def entropy(form: Form) -> Evidence:
     """The entropy of three random weights, by quadrature of -p log p."""
     rng = random("I.3")
     mu, v = rng.normal(size=3), rng.uniform(0.2, 3, size=3)
-    return numeric(*form.pairs(**section6.DISTRIBUTIONS, mu=mu, v=v, dim=3))
+    return numeric(*form.pairs(**DISTRIBUTIONS, mu=mu, v=v, dim=3))
 
 
 def positive_path(name: str) -> Path:
@@ -109,14 +197,15 @@ def uncertain(mean_loss: Any) -> System:
         bits = sum(sympy.log(2 * sympy.pi * sympy.E * v) for v in state[2:])
         return mean_loss(state) - bits / (2 * K)
 
-    return system(Objective(Function(loss, names, positive=names[2:]), metric=FisherGaussian(2)))
+    mean = Function(loss, names, positive=names[2:])
+    return symbols.system(Objective(mean, metric=FisherGaussian(2)))
 
 
 @functools.cache
 def any_loss() -> tuple[System, dict[str, Any]]:
     """Two uncertain weights with an undefined L(mu, v), and values for the letters of a display."""
-    s = uncertain(lambda state: unknown("L", *state))
-    return s, {"Loss": unknown("L", *s.theta), "d_dt": s.d_dt}
+    s = uncertain(lambda state: symbols.unknown("L", *state))
+    return s, {"Loss": symbols.unknown("L", *s.theta), "d_dt": s.d_dt}
 
 
 @check("I.5")
@@ -166,11 +255,8 @@ def expected_loss(form: Form) -> Evidence:
         x = points @ np.vstack([np.eye(2), -np.eye(2)])
         mean = float(mass @ Quadratic(bend, g=pull)(x) / mass.sum())
         letters = {"g": pull, "H": bend, "mu": mu, "mu0": mu0, "v": v, "const": 0.0, "dim": 2}
-        letters |= {
-            "Loss": library(np.concatenate([mu, v])).item(),
-            "mean": lambda at: at(Loss=mean),
-        }
-        return np.array([form.side(0, n, **letters) for n in range(3)])
+        own = {"Loss": library(np.concatenate([mu, v])).item(), "mean": lambda at: at(Loss=mean)}
+        return np.array([form.side(0, n, **letters, **own) for n in range(3)])
 
     one, other = (sides(rng.normal(size=2), rng.uniform(0.5, 2, size=2)) for _ in "ab")
     by_library, by_quadrature, shown = one - other  # a constant is left out
@@ -182,7 +268,7 @@ def equations_on_a_quadratic(form: Form) -> Evidence:
     """The derived equations of two uncertain weights with the displayed mean loss in symbols."""
 
     def mean_loss(state: Any) -> Any:
-        return local_loss(state[:2]) + (H[0, 0] * state[2] + H[1, 1] * state[3]) / 2
+        return symbols.local_loss(state[:2]) + (H[0, 0] * state[2] + H[1, 1] * state[3]) / 2
 
     return derived(*form.pairs(**accelerated(uncertain(mean_loss))))
 
@@ -190,7 +276,7 @@ def equations_on_a_quadratic(form: Form) -> Evidence:
 @check("I.11")
 def overdamped(form: Form) -> Evidence:
     """The slow manifold of two weights by SymPy; and the velocity of least J as gamma grows."""
-    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    s = two_weights()
     rates = Matrix(list(s.equations.overdamped().velocities.values()))
     slow = derived(*form.pairs(**weights(s) | {"dmu": rates[:2, 0], "dv": rates[2:, 0]}))
     bend, eta, k, (mu, v) = 1.6, 0.9, 1.2, (0.8, 0.9)
@@ -201,13 +287,13 @@ def overdamped(form: Form) -> Evidence:
         task = weight_uncertainty(Quadratic(bend), eta=eta, k=k, gamma=gamma)
         ours.append(solve(task, [mu, v], method=rest).velocity0)
         shown.append(np.ravel([form.side(n, 1, **letters, gamma=gamma) for n in (0, 1)]))
-    return closing([1 / gamma for gamma in STRONG], ours, shown, order=2).also(slow)
+    return comparison.closing([1 / gamma for gamma in STRONG], ours, shown, order=2).also(slow)
 
 
 @check("I.12")
 def balance(form: Form) -> Evidence:
     """Where the derived variance equation rests, by SymPy; and where a path of least J rests."""
-    s = system(weight_uncertainty(Function(local_loss, names=["theta1", "theta2"])))
+    s = two_weights()
     still = dict.fromkeys(s.v, sympy.S.Zero)
     rest = [sympy.solve(s.acceleration[2 + n].xreplace(still), s.theta[2 + n])[0] for n in (0, 1)]
     bend, k = 1.6, 1.2

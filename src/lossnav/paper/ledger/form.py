@@ -101,6 +101,10 @@ def _power(a: Any, b: Any) -> Any:
     return a ** int(b) if _is_symbolic(a) else np.linalg.matrix_power(a, int(b))
 
 
+def _over(a: Any, b: Any) -> Any:
+    return _times(a, _power(b, Fraction(-1)))
+
+
 def _applied(function: str, x: Any) -> Any:
     """A function of a number or a square matrix."""
     x, _ = _alike(x, x)
@@ -124,7 +128,10 @@ class Values:
     letters: dict[str, Any]
 
     def of(self, node: Node) -> Any:
-        return getattr(self, f"of_{OPERATORS.get(node[0], node[0])}")(*node[1:])
+        kind, *parts = node
+        if kind in BINARY:
+            return BINARY[kind](*map(self.of, parts))
+        return getattr(self, f"of_{UNARY.get(kind, kind)}")(*parts)
 
     def below(self, node: Node) -> Callable[..., Any]:
         return lambda **more: Values(self.letters | more).of(node)
@@ -155,20 +162,8 @@ class Values:
     def of_pi(self) -> Any:
         return sympy.pi if any(map(_is_symbolic, self.letters.values())) else np.pi
 
-    def of_plus(self, a: Node, b: Node) -> Any:
-        return _plus(self.of(a), self.of(b))
-
     def of_minus(self, a: Node) -> Any:
         return -self.of(a)
-
-    def of_times(self, a: Node, b: Node) -> Any:
-        return _times(self.of(a), self.of(b))
-
-    def of_over(self, a: Node, b: Node) -> Any:
-        return _times(self.of(a), _power(self.of(b), Fraction(-1)))
-
-    def of_power(self, a: Node, b: Node) -> Any:
-        return _power(self.of(a), self.of(b))
 
     def of_transposed(self, a: Node) -> Any:
         value = self.of(a)
@@ -225,8 +220,8 @@ class Values:
         return sympy.Matrix(entries) if symbolic else np.array(entries, dtype=float)
 
 
-OPERATORS = {"+": "plus", "-": "minus", "*": "times", "/": "over", "^": "power"}
-OPERATORS |= {"T": "transposed", "\\dagger": "adjoint"}
+BINARY = {"+": _plus, "*": _times, "/": _over, "^": _power}
+UNARY = {"-": "minus", "T": "transposed", "\\dagger": "adjoint"}
 
 
 @dataclass(frozen=True)
@@ -269,10 +264,8 @@ class Form:
         node = self.lines[line][side]
         free = sorted(free_indices(node) - letters.keys()) if "dim" in letters else []
         ranges = [range(letters.get("dim", 0)) for _ in free]
-        found = [
-            Values(letters | dict(zip(free, place, strict=True))).of(node)
-            for place in product(*ranges)
-        ]
+        places = [dict(zip(free, place, strict=True)) for place in product(*ranges)]
+        found = [Values(letters | place).of(node) for place in places]
         READ.add((self.display, line, side % len(self.lines[line]), _is_symbolic(found[0])))
         return _shown(found) if free else _shown(found[0])
 

@@ -111,9 +111,8 @@ class Reader:
             return ("number", Fraction(self.take()))
         if token.startswith("\\text"):
             return self.called(("name", self.take()[6:-1].strip("[ .]"), ""))
-        special = getattr(
-            self, "read_" + token.lstrip("\\").replace("begin{", "").rstrip("}"), None
-        )
+        command = token.lstrip("\\").replace("begin{", "").rstrip("}")
+        special = getattr(self, f"read_{command}", None)
         if special and (token.startswith("\\") or token == "e"):
             self.take()
             read: Node = special()

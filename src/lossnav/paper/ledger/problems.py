@@ -13,14 +13,8 @@ from scipy import linalg
 from scipy.integrate import quad_vec
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    Pair,
-    approached,
-    closing,
-    defined,
-    numeric,
-)
+from lossnav.paper.ledger import comparison
+from lossnav.paper.ledger.comparison import Evidence, Pair, defined, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -60,6 +54,10 @@ def root(A: FloatArray) -> FloatArray:
 def bowl(x: Any) -> Any:
     """A convex loss that is not quadratic."""
     return np.cosh(x[0] - 0.2) + x[0] * x[1] / 2 + x[1] ** 2 + x[1] ** 4 / 4
+
+
+BOWL = Function(bowl, names=["x", "y"])
+"""The library's loss of that formula."""
 
 
 def metric(x: Any) -> Any:
@@ -151,7 +149,7 @@ def all_closing(steps: list[float], pairs: list[list[Pair]], order: float) -> Ev
     each = []
     for own in zip(*pairs, strict=True):
         ours, printed = zip(*own, strict=True)
-        each.append(closing(steps, ours, printed, order))
+        each.append(comparison.closing(steps, ours, printed, order))
     return each[0].also(*each[1:])
 
 
@@ -253,4 +251,4 @@ def local_picture(form: Form, loss: Function, theta0: Any) -> Evidence:
     same = defined((value + Quadratic(H, g=g)(points), [shown(x) for x in points]))
     steps = [0.04, 0.02, 0.01]
     gaps = [abs(float(loss(start + s * direction) - shown(s * direction))) for s in steps]
-    return same.also(approached(steps, gaps, order=3))
+    return same.also(comparison.approached(steps, gaps, order=3))

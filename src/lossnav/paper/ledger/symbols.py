@@ -75,7 +75,7 @@ class System:
         """Values for the letters of a display: symbols, or undefined functions of them."""
         state = {"theta": self.theta, "dtheta": self.v, "ddtheta": self.a, "d_dt": self.d_dt}
         parts = {"Loss": self.L, "G": self.G, "f": self.f, "J": self.J, "I": self.eye}
-        return CONSTANTS | state | parts
+        return CONSTANTS | state | parts | {"L": self.equations.lagrangian}
 
     def motion(self, form: Form, **letters: Any) -> list[Pair]:
         """The derived equations beside each side of a display, brought to one side of it."""
@@ -133,12 +133,15 @@ def local_loss(x: Any) -> Any:
     return (g.T * d + d.T * H * d / 2)[0]
 
 
+LOCAL = Function(local_loss, names=["theta1", "theta2"])
+"""The library's loss of that formula."""
+
+
 @functools.cache
 def local_system(drift: Any = None) -> System:
-    """Two coordinates on `local_loss`; ``drift`` is an immutable matrix J for f = J theta."""
-    loss = Function(local_loss, names=["theta1", "theta2"])
+    """Two coordinates on `LOCAL`; ``drift`` is an immutable matrix J for f = J theta."""
     moves = None if drift is None else lambda x: list(drift * symbolic(x))
-    return system(Objective(loss, drift=moves))
+    return system(Objective(LOCAL, drift=moves))
 
 
 def characteristic_roots(curvature: sympy.Symbol) -> list[sympy.Expr]:

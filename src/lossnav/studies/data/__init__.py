@@ -125,11 +125,9 @@ def _located(name: str) -> Path:
         write_whole(path, fetch(home))
         return path
     except (DataError, OSError) as error:
-        reason = (
-            f"{path} cannot be written ({error.strerror or error})"
-            if isinstance(error, OSError)
-            else error
-        )
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = f"{path} cannot be written ({error.strerror or error})"
         own = os.environ.get("LOSSNAV_DATA") or "which is not set"
         other = ", or use the task 'digits', which needs no file" if name in IMAGES else ""
         raise DataError(

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 MOST = 1 << 28
 """The largest file, in bytes, that is downloaded or unpacked."""
 Bytes = NDArray[np.uint8]
+_BROKEN = (OSError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
 
 
 class DataError(ValueError):
@@ -62,14 +63,16 @@ def fetch(home: Home) -> bytes:
     """
     if os.environ.get("LOSSNAV_OFFLINE", "") not in ("", "0"):
         raise DataError("nothing was downloaded, because LOSSNAV_OFFLINE is set")
+    parts = [home]
     if any("{name}" in url for url in home.urls):
-        parts = [replace(home, contents={name: home.contents[name]}) for name in home.contents]
-    else:
-        parts = [home]
+        parts = [replace(home, contents=dict([file])) for file in home.contents.items()]
     contents = {name: raw for part in parts for name, raw in _fetch_one(part).items()}
     if home.format == "text":
         return b"".join(contents.values())
-    arrays = _from_idx(contents) if home.format == "idx" else _from_cifar(contents)
+    if home.format == "idx":
+        arrays = {field: _idx(name, contents[name]) for field, name in _IDX.items()}
+    else:
+        arrays = _from_cifar(contents)
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
@@ -83,13 +86,7 @@ def _fetch_one(home: Home) -> dict[str, bytes]:
             return _checked(home, url, _received(url))
         except DataError as error:
             failures.append(f"{url} {error}")
-        except (
-            OSError,
-            EOFError,
-            http.client.HTTPException,
-            tarfile.TarError,
-            zlib.error,
-        ) as error:
+        except _BROKEN as error:
             failures.append(f"{url} failed ({_reason(error)})")
     raise DataError("; ".join(failures))
 
@@ -159,10 +156,6 @@ def _idx(name: str, content: bytes) -> Bytes:
         if len(content) - start == int(np.prod(shape, dtype=np.int64)):
             return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
     raise DataError(f"{name} is not an idx file of bytes")
-
-
-def _from_idx(contents: Mapping[str, bytes]) -> dict[str, Bytes]:
-    return {field: _idx(name, contents[name]) for field, name in _IDX.items()}
 
 
 def _from_cifar(contents: Mapping[str, bytes]) -> dict[str, Bytes]:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from lossnav._base.checks import choice
-from lossnav.studies.engines.interrupts import deferred
 from lossnav.studies.progress import Progress
 from lossnav.studies.spec.plan import fingerprints, importable
 from lossnav.studies.store import scratch
@@ -38,6 +37,54 @@ ATTEMPTS = 3
 NAMES = ("joblib", "ray", "serial", "torchrun")
 Report = Callable[[int, int, float], None]
 """Called with the step, the number of steps and the loss."""
+PRESSES = 3
+"""Times that Ctrl-C is pressed until the program exits at once, whatever it is doing."""
+_open: list[Callable[[], None]] = []  # the check of the block that is open, if one is
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Callable[[], None]]:
+    """Within the block, Ctrl-C only takes effect where the function that this yields is called.
+
+    Python raises KeyboardInterrupt between any two instructions of the main thread. Inside a
+    library that hands work to other threads or processes this can leave a lock taken or a worker
+    that nobody ends. Blocking the signal in the main thread does not help: another thread takes
+    it, and Python still runs the handler in the main thread.
+
+    What was pressed and not noticed takes effect at the end of the block, unless that is left by an
+    exception. Pressed `PRESSES` times, it ends the process with exit code 130. In another thread
+    than the main one, where Ctrl-C is ignored, and inside another such block, this changes nothing.
+
+    Examples:
+        >>> with deferred() as check:
+        ...     check()  # raises KeyboardInterrupt if Ctrl-C was pressed
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: None
+        return
+    if _open:  # by a block around this one
+        yield _open[0]
+        return
+    pressed: list[Any] = []
+
+    def press(number: int, frame: Any) -> None:
+        pressed.append(frame)
+        if len(pressed) >= PRESSES:
+            os._exit(128 + number)
+
+    def check() -> None:
+        if pressed:
+            before(signal.SIGINT, None)
+
+    try:
+        signal.signal(signal.SIGINT, press)
+        _open.append(check)
+        yield check
+    finally:
+        _open.clear()
+        signal.signal(signal.SIGINT, before)
+    check()
 
 
 @dataclass(frozen=True)
@@ -275,12 +322,7 @@ def exit_with(starter: int, *, parent: bool = True) -> None:
 
 
 def make(
-    name: str,
-    context: RunContext,
-    *,
-    jobs: int = 1,
-    address: str | None = None,
-    processes: int = 2,
+    name: str, context: RunContext, *, jobs: int = 1, address: str | None = None, processes: int = 2
 ) -> Engine:
     """The engine of that name."""
     choice("engine", name, NAMES)

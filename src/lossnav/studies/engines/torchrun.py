@@ -27,18 +27,8 @@ from torch import distributed as dist
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lossnav._base.files import write_whole
-from lossnav.studies.engines import (
-    ATTEMPTS,
-    Engine,
-    RunContext,
-    died,
-    exit_with,
-    failed,
-    pass_on_progress,
-    perform,
-    write_progress,
-)
-from lossnav.studies.engines.interrupts import deferred
+from lossnav.studies import engines
+from lossnav.studies.engines import Engine, RunContext, deferred
 from lossnav.studies.progress import Progress
 from lossnav.studies.store import packed, scratch, unpacked
 from lossnav.studies.tasks import Split, Task
@@ -54,11 +44,11 @@ class Torchrun(Engine):
 
     def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
         for trial in trials:
-            for _ in range(ATTEMPTS):
+            for _ in range(engines.ATTEMPTS):
                 result = self._attempt(trial, progress)
                 if result is not None:
                     break
-            yield result or died(trial)
+            yield result or engines.died(trial)
 
     def _attempt(self, trial: Trial, progress: Progress) -> Result | None:
         """The result, or None if the processes died without one."""
@@ -78,7 +68,7 @@ class Torchrun(Engine):
                     while group.poll() is None:
                         check_for_ctrl_c()
                         time.sleep(0.1)
-                        pass_on_progress(place / "progress", trial, progress)
+                        engines.pass_on_progress(place / "progress", trial, progress)
                 finally:
                     _stop(group)
             return _result(place, trial)
@@ -102,7 +92,7 @@ def _result(place: Path, trial: Trial) -> Result | None:
         found.append(Result.from_json(line, unpacked(path.with_suffix(".npz"), line["sha256"])))
     for result in found:
         if result.status == "failed":
-            return failed(trial, result.reason)
+            return engines.failed(trial, result.reason)
     return found[0] if found else None
 
 
@@ -110,14 +100,14 @@ def main(name: str) -> None:
     """The program of each process."""
     place = Path(name)
     spec = json.loads((place / "spec.json").read_text())
-    exit_with(spec["starter"], parent=False)
+    engines.exit_with(spec["starter"], parent=False)
     trial, context = Trial(**spec["trial"]), RunContext(**spec["context"])
     dist.init_process_group("gloo")
     first = dist.get_rank() == 0
-    report = functools.partial(write_progress, place / "progress") if first else None
+    report = functools.partial(engines.write_progress, place / "progress") if first else None
     if not first:
         context = replace(context, callbacks=())
-    result = perform(trial, context, report, wrap=SharedTask)
+    result = engines.perform(trial, context, report, wrap=SharedTask)
     if first or result.status == "failed":
         raw = packed(result.curves)
         path = place / f"result-{dist.get_rank()}.npz"

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lossnav._base.files import write_whole
 from lossnav.studies import store
-from lossnav.studies.report import csv_tables, figures, text
-from lossnav.studies.report.data import TaskView, current, gather
-from lossnav.studies.trial import Result
+from lossnav.studies.report import figures, text
+from lossnav.studies.report.data import RuleView, TaskView, current, gather
+from lossnav.studies.statistics.comparisons import Comparison
+from lossnav.studies.trial import RESERVED, Result
+
+_COSTS = (
+    *("seconds", "evaluation_seconds", "step_seconds", "optimizer_seconds", "state_bytes"),
+    *("parameters", "steps", "peak_bytes"),
+)
+_SUMMARY = (
+    *("task", "rule", "rule_kind", "point", "metric", "better"),
+    *("n", "mean", "sd", "low", "high", "interval"),
+    *("diverged", "failed", "missing", "mean_of_finished"),
+    *(*_COSTS, "points_tried", "edge"),
+)
+_COMPARISONS = (
+    *("task", "metric", "first", "second"),
+    *("n", "lost", "difference", "low", "high", "interval", "ahead", "equal", "behind"),
+    *("p_sign_flip", "p_sign_flip_holm", "p_t", "p_t_holm", "apart"),
+)
+_CURVES = ("key", "task", "rule", "phase", "seed", "point", "step", "seconds", "metric", "value")
 
 
 def write(folder: Path | str) -> Path:
@@ -38,10 +59,13 @@ def write(folder: Path | str) -> Path:
     study, everything = store.load(folder)
     results = sorted(current(study, everything), key=_order)
     tasks = gather(study, results)
+    views = (_summary(task, view) for task in tasks for view in task.rules)
+    pairs = (_comparison(task, pair) for task in tasks for pair in task.pairs)
+    evaluations = (row for result in results for row in _evaluations(result))
     for name, content in (
-        ("summary.csv", csv_tables.summary_csv(tasks)),
-        ("comparisons.csv", csv_tables.comparisons_csv(tasks)),
-        ("curves.csv", csv_tables.curves_csv(results)),
+        ("summary.csv", _as_csv(_SUMMARY, views)),
+        ("comparisons.csv", _as_csv(_COMPARISONS, pairs)),
+        ("curves.csv", _as_csv(_CURVES, evaluations)),
         ("report.html", _page(folder, study, tasks, results)),
     ):
         # A file name may hold half of a surrogate pair, which UTF-8 cannot encode.
@@ -99,7 +123,6 @@ def _read(path: Path) -> str:
 
 
 def _section(task: TaskView, anchor: str) -> dict[str, Any]:
-    """The contents of a task's section."""
     shown = sorted((v for v in task.rules if v.values or v.grid), key=lambda view: view.place)
     section: dict[str, Any] = {
         "view": task,
@@ -114,3 +137,49 @@ def _section(task: TaskView, anchor: str) -> dict[str, Any]:
         "finals": figures.finals(task, anchor),
         "grids": figures.grids(task, f"{anchor}-grid"),
     }
+
+
+def _summary(task: TaskView, view: RuleView) -> Iterator[Any]:
+    point = "" if view.point is None else json.dumps(dict(view.point))
+    yield from (task.name, view.name, view.kind, point, task.metric, task.better)
+    final = view.final
+    yield from (final.n, final.mean, final.sd, final.low, final.high, final.method)
+    yield from (view.status("diverged"), view.status("failed"), len(view.missing))
+    yield view.finished.mean
+    yield from map(view.cost, _COSTS)
+    yield from (len(view.grid), " ".join(f"{k}={v}" for k, v in view.edges.items()))
+
+
+def _comparison(task: TaskView, pair: Comparison) -> Iterator[Any]:
+    size = pair.difference
+    yield from (task.name, task.metric, pair.first, pair.second)
+    yield from (size.n, size.lost, size.mean, size.low, size.high, size.method)
+    yield from (pair.ahead, pair.equal, pair.behind)
+    yield from (pair.p, pair.p_holm, pair.p_t, pair.p_t_holm, pair.apart)
+
+
+def _evaluations(result: Result) -> Iterator[tuple[Any, ...]]:
+    """Every evaluation of a trial in long form. The loss of each step is in the NPZ files."""
+    trial, curves = result.trial, result.curves
+    about = (trial.key, trial.task, trial.rule, trial.phase, trial.seed)
+    point = json.dumps(dict(trial.point))
+    steps, seconds = curves.get("step", ()), curves.get("seconds", ())
+    for metric, values in curves.items():
+        if metric not in RESERVED:
+            for step, second, value in zip(steps, seconds, values, strict=False):
+                yield *about, point, int(step), float(second), metric, float(value)
+
+
+def _as_csv(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """CSV with all digits; unknown numbers are empty."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(_cell, row) for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else repr(value)
+    return str(value)

@@ -11,17 +11,9 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.studies.statistics import Better, Interval, interval
+from lossnav.studies import statistics
+from lossnav.studies.statistics import Better, Interval, Range, Reach, is_number
 from lossnav.studies.statistics.comparisons import Comparison, compare_all
-from lossnav.studies.statistics.curves import (
-    Range,
-    Reach,
-    edges,
-    first_reach,
-    is_number,
-    reach,
-    usable_range,
-)
 from lossnav.studies.trial import Result
 
 Study = Mapping[str, Any]
@@ -127,7 +119,7 @@ class TaskView:
             return None
         x, y = zip(*line, strict=True)
         share = 0.1 if self.better == "lower" else 0.01
-        return usable_range(x, y, abs(min(known)) * share, self.better)
+        return statistics.usable_range(x, y, abs(min(known)) * share, self.better)
 
 
 def gather(study: Study, results: Iterable[Result]) -> list[TaskView]:
@@ -189,19 +181,18 @@ def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result
         point=point,
         results=reporting,
         values=values,
-        final=interval(list(values.values())),
-        finished=interval([value for value in values.values() if math.isfinite(value)]),
+        final=statistics.interval(list(values.values())),
+        finished=statistics.interval([value for value in values.values() if math.isfinite(value)]),
         grid=grid,
         missing=[seed for seed in seeds if seed not in values],
-        edges=edges(point, [one.point for one in grid]) if point else {},
+        edges=statistics.edges(point, [one.point for one in grid]) if point else {},
     )
 
 
 def _in_order(one: GridPoint) -> list[tuple[bool, float, str]]:
     """Numbers by size, anything else by name."""
-    return [
-        (is_number(v), v if is_number(v) else 0.0, str(v)) for _, v in sorted(one.point.items())
-    ]
+    values = [value for _, value in sorted(one.point.items())]
+    return [(is_number(x), x if is_number(x) else 0.0, str(x)) for x in values]
 
 
 def _rank(view: RuleView, better: Better) -> tuple[float, float, int]:
@@ -224,11 +215,11 @@ def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Tar
         wanted.append((f"the final mean of {sound[1].name}, the second best", sound[1].final.mean))
 
     def times(axis: str, value: float) -> dict[str, Reach]:
-        return {
-            view.name: reach([_time(r, axis, metric, value, better) for r in view.results])
+        each = {
+            view.name: [_time(r, axis, metric, value, better) for r in view.results]
             for view in rules
-            if view.results
         }
+        return {name: statistics.reach(own) for name, own in each.items() if own}
 
     return [Target(title, v, times("step", v), times("seconds", v)) for title, v in wanted]
 
@@ -236,7 +227,7 @@ def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Tar
 def _time(result: Result, axis: str, metric: str, target: float, better: Better) -> float:
     x, y = result.curves.get(axis, ()), result.curves.get(metric, ())
     n = min(len(x), len(y))
-    return first_reach(x[:n], y[:n], target, better) if n else math.inf
+    return statistics.first_reach(x[:n], y[:n], target, better) if n else math.inf
 
 
 @dataclass(frozen=True)
@@ -266,11 +257,8 @@ def band(view: RuleView, metric: str, better: Better) -> CurveBand | None:
             values = np.interp(step[there], one[0], one[2])
             each[row, there] = np.where(np.isfinite(values), values, worst)
             times[row, there] = np.interp(step[there], one[0], one[1])
-    ordered = np.sort(each, axis=0)
-    n = len(ordered)
-    pair = ordered[[(n - 1) // 2, n // 2]]
-    middle = np.where(np.isfinite(pair).all(axis=0), np.nan_to_num(pair).mean(axis=0), worst)
-    return CurveBand(step, np.nanmedian(times, axis=0), middle, ordered[0], ordered[-1])
+    bounds = each.min(axis=0), each.max(axis=0)
+    return CurveBand(step, np.nanmedian(times, axis=0), np.median(each, axis=0), *bounds)
 
 
 def _evaluations(result: Result, metric: str) -> tuple[FloatArray, ...]:

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lossnav.studies.report.data import (
-    CurveBand,
-    GridPoint,
-    RuleView,
-    TaskView,
-    band,
-    training_loss,
-)
+from lossnav.studies.report import data
+from lossnav.studies.report.data import CurveBand, GridPoint, RuleView, TaskView
 from lossnav.studies.report.text import count, number, settings, summary, with_interval
 from lossnav.studies.statistics import Interval
 
@@ -70,11 +64,11 @@ def look(place: int) -> dict[str, Any]:
 
 def curves(task: TaskView, name: str) -> list[str]:
     """The metric by step and by second, and the training loss by step."""
-    found = [(view, band(view, task.metric, task.better)) for view in task.rules]
+    found = [(view, data.band(view, task.metric, task.better)) for view in task.rules]
     bands = [(view, one) for view, one in found if one is not None]
     axes = [("step", "training step"), ("seconds", "seconds of training")] if bands else []
     drawn = [_learning_curves(task, bands, x, label, f"{name}-{x}") for x, label in axes]
-    losses = [(view, one) for view in task.rules if (one := training_loss(view)) is not None]
+    losses = [(view, one) for view in task.rules if (one := data.training_loss(view)) is not None]
     return [*drawn, _training(losses, f"{name}-training")] if losses else drawn
 
 
@@ -224,17 +218,11 @@ def grids(task: TaskView, name: str) -> list[str]:
             points.setdefault(settings(others), []).append(one)
         lines = []
         for i, (label, some) in enumerate(points.items()):
-            style = {
-                "color": color(view.place),
-                "label": label,
-                "marker": MARKERS[i % len(MARKERS)],
-            }
-            lines.append((view, key, some, {**style, "linestyle": DASHES[i % len(DASHES)]}))
+            marks = {"marker": MARKERS[i % len(MARKERS)], "linestyle": DASHES[i % len(DASHES)]}
+            lines.append((view, key, some, {"color": color(view.place), "label": label} | marks))
         if len(lines) > 1:
-            combinations = count(len(lines), "combination")
-            what = f"{view.name} against {key}, a line for each of {combinations} of its other "
-            what += "settings"
-            place = f"{name}-{view.place}"
+            each = f"a line for each of {count(len(lines), 'combination')} of its other settings"
+            what, place = f"{view.name} against {key}, {each}", f"{name}-{view.place}"
             drawn.append(_grid_panel(task, limits, lines, view.name, what, place))
     return drawn
 

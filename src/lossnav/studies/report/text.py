@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from lossnav.studies.report.data import RuleView, TaskView
-from lossnav.studies.statistics import Interval
-from lossnav.studies.statistics.curves import Reach
+from lossnav.studies.statistics import Interval, Reach
 from lossnav.studies.trial import Result
 
 
@@ -26,11 +27,8 @@ def number(value: float, digits: int = 3) -> str:
         return "0"
     if not 1e-3 <= abs(value) < 1e6:
         mantissa, power = f"{value:.{digits - 1}e}".split("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{mantissa}e{int(power)}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{round(value, digits - 1 - math.floor(math.log10(abs(value)))):.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+        return f"{float(mantissa):g}e{int(power)}"
+    return np.format_float_positional(value, digits, unique=False, fractional=False, trim="-")
 
 
 def with_interval(found: Interval, *, signed: bool = False) -> str:

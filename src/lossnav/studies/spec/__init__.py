@@ -51,9 +51,8 @@ class Study(StudyTables):
     @property
     def schedule(self) -> dict[str, Any]:
         """The learning-rate schedule, as a `Trial` has it."""
-        given = {name: getattr(self.training, name) for name in ("warmup", "hold", "floor")}
-        known = {name: value for name, value in given.items() if value is not None}
-        return {"kind": self.training.schedule, **known}
+        given = self.training.model_dump(include={"warmup", "hold", "floor"}, exclude_none=True)
+        return {"kind": self.training.schedule, **given}
 
     def to_dict(self) -> dict[str, Any]:
         """The inverse of `from_dict`, with the defaults written out."""

@@ -57,36 +57,37 @@ def _hint(name: str, known: Collection[str]) -> str:
     return f" D{near[1:]}" if near.startswith("did") else ""
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a function by name; None if it does not say."""
     try:
-        return list(inspect.signature(function).parameters.values())
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
 
 
 def accepted(function: Callable[..., Any]) -> list[str] | None:
     """Names of the settings that a function takes; None if it takes any or does not say."""
-    parameters = _parameters(function)
-    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+    found = parameters(function)
+    if found is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values()):
         return None
-    return [p.name for p in parameters if p.kind not in _POSITIONAL]
+    return [name for name, p in found.items() if p.kind not in _POSITIONAL]
 
 
 def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
     """Names of the arguments without a default that are not ``given``."""
-    return [
-        p.name
-        for p in _parameters(function) or ()
-        if p.kind not in _VARIADIC and p.default is p.empty and p.name not in given
-    ]
+    found = (parameters(function) or {}).items()
+    required = [n for n, p in found if p.kind not in _VARIADIC and p.default is p.empty]
+    return [name for name in required if name not in given]
 
 
 def check_settings(what: str, settings: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Refuse a setting that ``what`` does not take."""
-    for name in settings if known is not None else ():
-        if name not in (known or ()):
-            takes = f"It takes: {', '.join(known)}." if known else "It takes none."
-            raise ValueError(f"{what} has no setting {name!r}.{_hint(name, known or ())} {takes}")
+    """Refuse a setting that ``what`` does not take; None as ``known`` takes any."""
+    if known is None:
+        return
+    takes = f"It takes: {', '.join(known)}." if known else "It takes none."
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"{what} has no setting {name!r}.{_hint(name, known)} {takes}")
 
 
 def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> Any:

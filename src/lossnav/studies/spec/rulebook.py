@@ -70,12 +70,11 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
         known = names.accepted(found)
         names.check_settings(what, given, known and known[1:])
         return functools.partial(_from_torch, what, found, given)
-    parameters = _parameters(found)
+    parameters = names.parameters(found) or {}
     if "lr" in given and "lr" not in parameters and "learning_rate" in parameters:
         given["learning_rate"] = given.pop("lr")
     names.check_settings(what, given, names.accepted(found))
-    missing = names.needed(found, given)
-    if missing:
+    if missing := names.needed(found, given):
         name = "lr" if missing[0] == "learning_rate" else missing[0]
         raise ValueError(f"{what} needs the setting {name!r}, which is not given.")
     return functools.partial(_from_value, what, found, given)
@@ -84,15 +83,12 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
 def _found(kind: str) -> Callable[..., Any]:
     if kind in OURS:
         return OURS[kind]
-    if ":" not in kind and (kind.count(".") == 0 or kind.startswith("lossnav.")):
-        try:
-            found = names.locate(kind) if "." in kind else None
-        except ValueError:
-            found = None
-        if found is None:
-            raise ValueError(f"There is no rule named {kind!r}. {_hint(kind)}")
-    else:
+    try:
         found = names.locate(kind)
+    except ValueError:
+        if ":" not in kind and ("." not in kind or kind.startswith("lossnav.")):
+            raise ValueError(f"There is no rule named {kind!r}. {_hint(kind)}") from None
+        raise
     if not callable(found):
         raise ValueError(f"The rule {kind!r} is a {type(found).__name__}, and not a function.")
     return found
@@ -118,9 +114,11 @@ def _wants_parameters(kind: str, found: Any, given: Mapping[str, Any]) -> bool:
         return False
     if kind.startswith(("optax.", "optax:")):
         return False
-    parameters = _parameters(found).values()
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters) or not parameters:
-        return bool(parameters)
+    parameters = names.parameters(found)
+    if not parameters:
+        return False
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()):
+        return True
     renamed = {*given, "learning_rate"} if "lr" in given else given
     return bool(names.needed(found, renamed))
 
@@ -128,7 +126,7 @@ def _wants_parameters(kind: str, found: Any, given: Mapping[str, Any]) -> bool:
 def _from_torch(
     what: str, make: Callable[..., Any], settings: Mapping[str, Any], params: Iterable[Any]
 ) -> torch.optim.Optimizer:
-    asks_for_names = next(iter(_parameters(make)), "") == "named_parameters"
+    asks_for_names = next(iter(names.parameters(make) or ()), "") == "named_parameters"
     made = names.made(what, make, (_pairs if asks_for_names else _plain)(params), **settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise ValueError(
@@ -162,13 +160,6 @@ def _plain(params: Iterable[Any]) -> list[Any]:
 def _pairs(params: Iterable[Any]) -> list[tuple[str, Any]]:
     """Parameters with their names; a number where there is none."""
     return [p if isinstance(p, tuple) else (str(i), p) for i, p in enumerate(params)]
-
-
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
 
 
 def _frozen(value: Any) -> Any:

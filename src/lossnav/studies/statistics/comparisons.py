@@ -115,10 +115,8 @@ def compare_all(
             first, second = ([values[name][seed] for seed in seeds] for name in (one, two))
             pairs.append(compare(first, second, better, (one, two)))
     exact, student = holm([pair.p for pair in pairs]), holm([pair.p_t for pair in pairs])
-    return [
-        replace(pair, p_holm=p, p_t_holm=p_t)
-        for pair, p, p_t in zip(pairs, exact, student, strict=True)
-    ]
+    corrected = zip(pairs, exact, student, strict=True)
+    return [replace(pair, p_holm=p, p_t_holm=p_t) for pair, p, p_t in corrected]
 
 
 def _t_test(found: Interval) -> float:

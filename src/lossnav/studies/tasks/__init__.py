@@ -57,8 +57,7 @@ def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
     else:
         make = BUILTIN[checks.choice("built-in task", kind, BUILTIN)]
     lookup.check_settings(what, settings, lookup.accepted(make))
-    missing = lookup.needed(make, settings)
-    if missing:
+    if missing := lookup.needed(make, settings):
         raise ValueError(f"{what} needs the setting {missing[0]!r}, which is not given.")
     if ":" in kind:
         task = lookup.made(what, make, **settings)

@@ -143,10 +143,8 @@ class LogisticRegression(Task):
         with torch.no_grad():
             scores = model(x).squeeze(1)
             loss = binary_cross_entropy_with_logits(scores, y)
-            return {
-                "loss": float(loss),
-                "accuracy": float(((scores > 0) == (y > 0)).float().mean()),
-            }
+            accuracy = ((scores > 0) == (y > 0)).float().mean()
+            return {"loss": float(loss), "accuracy": float(accuracy)}
 
 
 def _spectrum(condition: float, dimension: int) -> Tensor:

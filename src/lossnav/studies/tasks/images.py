@@ -20,15 +20,8 @@ from torch.nn.functional import cross_entropy, pad
 
 from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
-from lossnav.studies.tasks.base import (
-    BETTER,
-    Split,
-    Task,
-    check_whole,
-    full_layers,
-    loss_and_accuracy,
-)
-from lossnav.studies.tasks.base import widths as check_widths
+from lossnav.studies.tasks import base
+from lossnav.studies.tasks.base import BETTER, Split, Task, check_whole
 
 # The largest value of a pixel, and mean and standard deviation of x / largest, by channel.
 SCALES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
@@ -88,7 +81,6 @@ class ImageTask(Task):
             yield self._scaled(self._varied(x.index_select(0, rows), rng)), y.index_select(0, rows)
 
     def _varied(self, images: Tensor, rng: torch.Generator) -> Tensor:
-        """Augmented images, as bytes."""
         return images
 
     def _scaled(self, images: Tensor) -> Tensor:
@@ -100,7 +92,7 @@ class ImageTask(Task):
     def evaluate(self, model: nn.Module, split: Split) -> dict[str, float]:
         x, y = self._parts["test" if split == "test" else "train"]
         parts = self._seen[split].split(self.judged_at_once)
-        return loss_and_accuracy((model(self._scaled(x[part])), y[part]) for part in parts)
+        return base.loss_and_accuracy((model(self._scaled(x[part])), y[part]) for part in parts)
 
 
 @dataclass(eq=False)
@@ -120,17 +112,15 @@ class Layers(ImageTask):
     batch_size: int = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        small = self.data == "digits"
-        if self.hidden is None:
-            self.hidden = (64,) if small else (512, 256)
-        self.hidden = check_widths("hidden", self.hidden)
-        if self.batch_size is None:
-            self.batch_size = 64 if small else 128
+        hidden, batch_size = ((64,), 64) if self.data == "digits" else ((512, 256), 128)
+        self.hidden = base.widths("hidden", hidden if self.hidden is None else self.hidden)
+        self.batch_size = batch_size if self.batch_size is None else self.batch_size
         super().__post_init__()
         self._parts = {part: (x.flatten(1), y) for part, (x, y) in self._parts.items()}
 
     def model(self) -> nn.Module:
-        return nn.Sequential(*full_layers((self._parts["train"][0].shape[1], *self.hidden, 10)))
+        pixels = self._parts["train"][0].shape[1]
+        return nn.Sequential(*base.full_layers((pixels, *self.hidden, 10)))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -156,7 +146,7 @@ class Convolutions(ImageTask):
     full: int = 256
 
     def __post_init__(self) -> None:
-        self.widths = check_widths("widths", self.widths)
+        self.widths = base.widths("widths", self.widths)
         check_whole(self, "full")
         if not 1 <= len(self.widths) <= 5:
             raise ValueError(
@@ -173,8 +163,8 @@ class Convolutions(ImageTask):
             layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
             layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         side = 32 >> len(widths)
-        full_layers = (nn.Linear(widths[-1] * side**2, full), nn.ReLU(), nn.Linear(full, 10))
-        return nn.Sequential(*layers, nn.Flatten(), *full_layers)
+        last = (nn.Linear(widths[-1] * side**2, full), nn.ReLU(), nn.Linear(full, 10))
+        return nn.Sequential(*layers, nn.Flatten(), *last)
 
     def model(self) -> nn.Module:
         return self.network(self.widths, self.full)

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lossnav.studies.progress import usable_cores
+
 PACKAGES = (
     *("lossnav", "numpy", "scipy", "torch", "jax", "jaxlib", "optax"),
     *("scikit-learn", "joblib", "ray"),
@@ -39,7 +41,7 @@ def record(study_path: Path | str | None = None) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
-        "usable_cpus": _usable(),
+        "usable_cpus": usable_cores(),
         "memory_bytes": _memory(),
         "variables": {name: os.environ[name] for name in _THREADS if name in os.environ},
         "versions": {
@@ -59,9 +61,8 @@ def command(argv: Sequence[str]) -> str:
     if not argv:
         return ""
     program = Path(argv[0])
-    name = program.name
-    if name == "__main__.py":
-        name = f"python -m {program.parent.name}"
+    is_main = program.name == "__main__.py"
+    name = f"python -m {program.parent.name}" if is_main else program.name
     return " ".join([name, *(shlex.quote(_homeless(argument)) for argument in argv[1:])])
 
 
@@ -98,12 +99,11 @@ def _output(arguments: list[str]) -> str | None:
     """The output of a program; None if it is missing or fails."""
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            arguments, capture_output=True, text=True, timeout=10, check=True, env=quiet
-        )
+        return subprocess.check_output(
+            arguments, stderr=subprocess.DEVNULL, text=True, timeout=10, env=quiet
+        ).strip()
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return done.stdout.strip()
 
 
 def _cpu() -> str | None:
@@ -117,11 +117,6 @@ def _cpu() -> str | None:
     if sys.platform == "darwin":
         return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
     return platform.processor() or platform.machine() or None
-
-
-def _usable() -> int | None:
-    """Processors that a container or a scheduler lets this process use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory() -> int | None:

@@ -25,8 +25,6 @@ from lossnav.studies.tasks.base import whole
 from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
-
-
 Wrap = Callable[[Task, str], Task]
 """Replaces a task, given with its kind, by another one that is trained in its place."""
 
@@ -40,7 +38,8 @@ class TrialRun:
         if wrap is not None:
             self.task = wrap(self.task, trial.task_kind)
         self.split = split_of(trial, self.task)
-        self.steps = steps_of(trial, self.task)
+        epochs = trial.epochs or 0.0
+        self.steps = trial.steps or max(1, round(epochs * self.task.batch_count()))
         self.clip = trial.clip
         seed_all(trial.seed)
         self.model = self.task.model()
@@ -145,17 +144,10 @@ def check_budget(trial: Trial) -> None:
             whole(name, value)
 
 
-def steps_of(trial: Trial, task: Task) -> int:
-    if trial.steps is not None:
-        return trial.steps
-    return max(1, round(float(trial.epochs or 0) * task.batch_count()))
-
-
 def judged_after(evaluations: int, steps: int) -> frozenset[int]:
     """The steps after which the model is judged, evenly spread from 0 to the last."""
-    return frozenset(
-        (2 * i * steps + evaluations) // (2 * evaluations) for i in range(evaluations + 1)
-    )
+    n = evaluations
+    return frozenset((2 * i * steps + n) // (2 * n) for i in range(n + 1))
 
 
 def learning_rates(

@@ -25,19 +25,8 @@ from torch import Tensor
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
 from lossnav.studies.tasks import Split
-from lossnav.studies.trial import Result, Status, Trial
-from lossnav.studies.trial.setup import (
-    TrialRun,
-    Wrap,
-    check_budget,
-    clock,
-    endless,
-    generators_kept,
-    judged_after,
-    learning_rates,
-    reproducible,
-    split_of,
-)
+from lossnav.studies.trial import Result, Status, Trial, setup
+from lossnav.studies.trial.setup import TrialRun, Wrap, clock
 
 LOOK = 20
 """Steps between two reads of the losses."""
@@ -69,8 +58,8 @@ def run_trial(
     log, listeners = Log(), Listeners(trial, callbacks, progress)
     status: Status = "done"
     reason = ""
-    with reproducible(trial.seed, trial.threads):
-        listeners.started()
+    with setup.reproducible(trial.seed, trial.threads):
+        listeners.tell("started", trial)
         try:
             _train(TrialRun(trial, wrap), trial, log, listeners)
         except (Diverged, FloatingPointError) as error:
@@ -82,7 +71,7 @@ def run_trial(
         except Diverged as error:  # which caused any exception after it
             status, reason = "diverged", str(error)
         result = log.result(trial, status, reason)
-        listeners.finished(result)
+        listeners.tell("finished", result)
     return result
 
 
@@ -92,19 +81,16 @@ def check(trial: Trial) -> str:
     Raises:
         ValueError: For an unknown rule or task, a wrong setting, or missing data.
     """
-    check_budget(trial)
+    setup.check_budget(trial)
     task = tasks.named(trial.task_kind, trial.task_settings)
-    split_of(trial, task)
+    setup.split_of(trial, task)
     make = rulebook.factory(trial.rule_kind, trial.settings)
-    with generators_kept():
-        optimizer = make(
-            [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))]
-        )
-    learning_rates(trial, optimizer, 100)
+    with setup.generators_kept():
+        optimizer = make([torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))])
+    setup.learning_rates(trial, optimizer, 100)
     given = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
-    return (
-        f"{trial.rule_kind}({given}) on {trial.task_kind}, judged by {task.metric} ({task.better})"
-    )
+    rule = f"{trial.rule_kind}({given})"
+    return f"{rule} on {trial.task_kind}, judged by {task.metric} ({task.better})"
 
 
 def metric_of(trial: Trial) -> tuple[str, tasks.Better, tuple[Split, ...]]:
@@ -121,11 +107,11 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
         differ by the split that is evaluated, and ``start``: seconds of the first trial of a
         process besides, for data and compilation.
     """
-    with reproducible(trial.seed, trial.threads):
+    with setup.reproducible(trial.seed, trial.threads):
         began = clock()
         run = TrialRun(trial)
         first = clock() - began
-        batches = endless(run.task, trial.seed)
+        batches = setup.endless(run.task, trial.seed)
         times: list[float] = []
         began = now = clock()
         while len(times) < min(3, run.steps) or (now - began < budget and len(times) < run.steps):
@@ -140,17 +126,17 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
                 judged[split] = clock() - before
         before = clock()
         run = TrialRun(trial)
-        setup = clock() - before
+        made = clock() - before
     # The first steps compile and allocate; of the others, a few may be far more expensive.
     usual = times[2:] or times
     step = sum(usual) / len(usual)
-    training = setup + step * run.steps
-    stops = len(judged_after(trial.evaluations, run.steps))
+    training = made + step * run.steps
+    stops = len(setup.judged_after(trial.evaluations, run.steps))
     found = {split: training + stops * seconds for split, seconds in judged.items()}
     return {
         "parameters": run.parameters,
         "steps": run.steps,
-        "start": max(0.0, first - setup) + max(0.0, sum(times[:2]) - step * len(times[:2])),
+        "start": max(0.0, first - made) + max(0.0, sum(times[:2]) - step * len(times[:2])),
         "seconds": found[run.split],
         "reporting_seconds": found.get("test", found[run.split]),
     }
@@ -159,9 +145,9 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
 def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
     steps, pending = run.steps, log.pending
     log.sizes = {"parameters": run.parameters, "state_bytes": 0}
-    stops, sampled = judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
-    batches = endless(run.task, trial.seed)
-    _judge(run, 0, log, listeners)
+    stops, sampled = setup.judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
+    batches = setup.endless(run.task, trial.seed)
+    _judge(run, trial, 0, log, listeners)
     now = clock()
     for step in range(steps):
         loss = run.step(next(batches), step, None if step % sampled else log.rule_times)
@@ -170,22 +156,22 @@ def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
         log.step_times.append(now - before)
         log.seconds += now - before
         done = step + 1
-        listeners.tell(done, steps, loss, now)
+        listeners.reached(done, steps, loss, now)
         if done % LOOK == 0 or done in stops:
             if done in stops or not log.sizes["state_bytes"]:
                 log.sizes["state_bytes"] = tensor_bytes(run.optimizer.state)
             log.settle(listeners.steps)
             if done in stops:
-                _judge(run, done, log, listeners)
+                _judge(run, trial, done, log, listeners)
                 now = clock()
 
 
-def _judge(run: TrialRun, step: int, log: Log, listeners: Listeners) -> None:
+def _judge(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Listeners) -> None:
     began = clock()
     numbers = run.evaluate()
     log.evaluation_seconds += clock() - began
     log.evaluated(step, numbers, run.split)
-    listeners.evaluated(step, numbers)
+    listeners.tell("evaluated", trial, step, dict(numbers))
 
 
 def _reason(error: Exception) -> str:
@@ -264,8 +250,7 @@ class Log:
             "steps": self.steps,
             **self.sizes,
         }
-        peak = peak_bytes()
-        if peak is not None:
+        if (peak := peak_bytes()) is not None:
             cost["peak_bytes"] = peak
         final = self.rows[-1][2] if status == "done" else {}
         return Result(trial, status, reason, final, cost, curves)
@@ -283,22 +268,13 @@ class Listeners:
         self.trial, self.callbacks, self.progress = trial, list(callbacks), progress
         self._told = time.perf_counter()
 
-    def started(self) -> None:
-        self._each("started", self.trial)
-
     def steps(self, first: int, losses: Any) -> None:
         """The losses of consecutive steps from ``first`` on (counted from 1)."""
         if self.callbacks:
             for step, loss in enumerate(losses.tolist(), start=first):
-                self._each("step", self.trial, step, loss)
+                self.tell("step", self.trial, step, loss)
 
-    def evaluated(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._each("evaluated", self.trial, step, dict(numbers))
-
-    def finished(self, result: Result) -> None:
-        self._each("finished", result)
-
-    def tell(self, step: int, steps: int, loss: Tensor, now: float) -> None:
+    def reached(self, step: int, steps: int, loss: Tensor, now: float) -> None:
         """Report progress at most ten times a second; the loss is only read then."""
         if self.progress is not None and (now - self._told >= _TOLD_EVERY or step == steps):
             self._told = now
@@ -308,10 +284,11 @@ class Listeners:
                 self.progress = None
                 self._drop("progress", error)
 
-    def _each(self, name: str, *args: Any) -> None:
+    def tell(self, event: str, *args: Any) -> None:
+        """Call a method of each callback."""
         for callback in list(self.callbacks):
             try:
-                getattr(callback, name)(*args)
+                getattr(callback, event)(*args)
             except Exception as error:
                 self.callbacks.remove(callback)
                 self._drop(type(callback).__name__, error)
