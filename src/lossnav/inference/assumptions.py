@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,20 @@ class Estimate:
         """A number without an error."""
         return cls(value, value, value)
 
+    @classmethod
+    def within(cls, value: float, half: float) -> Estimate:
+        """A number with the half-width of its interval."""
+        return cls(value, value - half, value + half)
+
+    def map(self, function: Callable[[float], float]) -> Estimate:
+        """An increasing function of the number.
+
+        Examples:
+            >>> print(Estimate(2.0, 1.0, 3.0).map(lambda x: 10 * x))
+            20 (10 to 30)
+        """
+        return Estimate(function(self.value), function(self.low), function(self.high))
+
     def holds(self, truth: float) -> bool:
         """Whether the interval contains ``truth``."""
         return self.low <= truth <= self.high
@@ -64,8 +78,7 @@ class Estimate:
         """
         value = self.value / other.value
         shares = [(e.high - e.low) / (2 * abs(e.value)) for e in (self, other)]
-        half = abs(value) * math.hypot(*shares)
-        return Estimate(value, value - half, value + half)
+        return Estimate.within(value, abs(value) * math.hypot(*shares))
 
     def __str__(self) -> str:
         # Digits beyond the interval's own would suggest too much precision.
@@ -424,10 +437,7 @@ def _shown(value: Any) -> str:
 
 
 def _beta(steps: Estimate | None) -> Estimate | None:
-    """1 - 1/steps, with its interval."""
-    if steps is None:
-        return None
-    return Estimate(*(1 - 1 / max(x, 1.0) for x in (steps.value, steps.low, steps.high)))
+    return None if steps is None else steps.map(lambda x: 1 - 1 / max(x, 1.0))
 
 
 def _part(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -14,9 +14,8 @@ from lossnav._base.checks import FloatArray
 from lossnav.inference import time_limit
 from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
 from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, planned
-from lossnav.inference.fit.diagonal import Observations
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.least_squares import RESOLUTION, Fit, distance
+from lossnav.inference.fit.least_squares import EARLY, RESOLUTION, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
 from lossnav.inference.probes import drift, memory
@@ -135,7 +134,7 @@ def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
         )
     return Assumptions(
         measured.probed.name,
-        Discount("linear", lr=Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))),
+        Discount("linear", lr=Estimate.within(lr, RESOLUTION * abs(lr))),
         Memory(gradient=Estimate.exactly(1.0)),
         replace(pull.drift, weight_decay=pull.penalty),
         Structure("diagonal" if alone else "matrix"),
@@ -191,7 +190,7 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
             "It has one scale for each row and one for each column, and none for a coordinate."
         )
     elif not measured.clips:  # clipping is reported already, and fills the examination
-        top = examination.ceiling(observed.steps[diagonal.EARLY :])
+        top = examination.ceiling(observed.steps[EARLY:])
         if top is not None:
             measured.outside.append(
                 f"It clips: no coordinate moves by more than {top:.4g} in a step."
@@ -203,7 +202,7 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         probed.watch.doing = "probed for a schedule"
         missed = fit.residual  # the examination of a factored rule is not diagonal
         if not factored:
-            missed = distance(exam.steps[diagonal.EARLY :], expected[diagonal.EARLY :])
+            missed = distance(exam.steps[EARLY:], expected[EARLY:])
         measured.outside += examination.schedule_sentences(probed, fit.model, missed)
     members = examination.diagonal_members(fit.model, observed, measured.pull)
     return measured.assumptions(fit, examination.nearest(members, exam))
@@ -233,7 +232,7 @@ def _name_parts(measured: Measurements, fit: Fit) -> Fit:
         )
         for name in {"lr", "eps"} & set(estimates):  # D is that of a sum, not of a mean
             value = estimates[name].value * math.sqrt(long.value)
-            estimates[name] = Estimate(value, value * (1 - 1e-3), value * (1 + 1e-3))
+            estimates[name] = Estimate.within(value, 1e-3 * value)
         estimates.pop("beta2")
     return Fit(model, estimates, fit.residual)
 
@@ -270,7 +269,7 @@ def _sign(measured: Measurements) -> Assumptions:
             f"Its sign is not that of an average of gradients ({100 * far:.2g} % of its steps "
             "differ)."
         )
-    estimates = {"lr": Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))}
+    estimates = {"lr": Estimate.within(lr, RESOLUTION * abs(lr))}
     return measured.assumptions(Fit(model, estimates, 0.0), near, balance)
 
 

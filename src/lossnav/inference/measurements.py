@@ -210,8 +210,7 @@ def _memory(fit: Fit | None, balance: SignBalance | None, *, with_basis: bool) -
     gradient = got.get("beta1", Estimate.exactly(1.0))
     loose = 0.0
     if balance is not None:
-        ends = (balance.beta1.value, balance.beta1.low, balance.beta1.high)
-        gradient = Estimate(*(1 / (1 - b) for b in ends))
+        gradient = balance.beta1.map(lambda b: 1 / (1 - b))
         loose = 1e-3
     fresh, beta = model.fresh, model.beta1
     plain = abs(fresh) < 0.01 * (1 - beta) + loose

@@ -12,8 +12,7 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Nearest
-from lossnav.inference.fit.diagonal import EARLY, Observations
-from lossnav.inference.fit.least_squares import distance, fit
+from lossnav.inference.fit.least_squares import EARLY, Observations, distance
 from lossnav.inference.fit.matrix_rules import BasisFit, PolarFit, run
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes.drift import Pull
@@ -67,9 +66,10 @@ def diagonal_members(
             "AdaBelief": replace(corrected, beta1=beta1 or 0.5, centred=True, eps=0.0, root=eps),
             **tried,
         }
+    plain = replace(observed, noise=None)
     for name, start in tried.items():
         names = ["lr"] + [x for x in ("beta1", "beta2", "eps", "root") if getattr(start, x)]
-        best = fit(start, names, observed.grads, observed.steps, skip=EARLY, rounds=12).model
+        best = plain.fit(start, names, rounds=12).model
         yield from _settings(name, best, _decay(pull))
 
 
