@@ -260,6 +260,9 @@ class Assumptions:
         source: ``"probes"`` (chosen gradients) or ``"log"`` (a recorded run).
         seconds: Time it took.
         learner: The Objective whose `lossnav.learning_rule` makes the steps, if there is one.
+        mechanisms: Short names of what the family lacks, such as ``"second slow mean"``.
+        unexplained: Share of the steps on new gradients (root mean square) that the family with the
+            ``mechanisms`` does not explain; None if it was not measured.
 
     Examples:
         >>> found = Assumptions("mine", Discount("ballistic", lr=Estimate.exactly(0.1)))
@@ -279,6 +282,8 @@ class Assumptions:
     source: str = "probes"
     seconds: float | None = None
     learner: Learner | None = None
+    mechanisms: tuple[str, ...] = ()
+    unexplained: float | None = None
 
     @property
     def settings(self) -> dict[str, Estimate]:
@@ -425,7 +430,7 @@ class Assumptions:
         if given.get("learner") is not None:
             given["learner"] = _part(Learner, given["learner"])
         given["curves"] = tuple(_part(Curve, curve) for curve in given.get("curves", ()))
-        for name in ("outside", "notes"):
+        for name in ("outside", "notes", "mechanisms"):
             given[name] = tuple(given.get(name, ()))
         return cls(**given)
 

@@ -151,6 +151,8 @@ def _variants(model: DiagonalModel) -> Iterator[DiagonalModel]:
     if model.beta2 is not None and model.beta1:
         yield replace(model, centred=not model.centred, by_noise=False)
         yield replace(model, averages_steps=not model.averages_steps)
+        if model.averages_steps and model.diffuse != (True, True):
+            yield replace(model, diffuse=(True, True))
     if model.beta1 and not model.fresh and not model.by_noise:
         yield replace(model, fresh=1 - model.beta1)
     if model.fresh and not model.trend:

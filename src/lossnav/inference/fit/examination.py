@@ -180,8 +180,8 @@ def _rounded(value: Any, fraction: bool = False) -> Any:
 
 def schedule_sentences(
     probed: ProbedOptimizer, model: DiagonalModel, missed: float, tolerance: float = 0.02
-) -> Iterator[str]:
-    """Sentences on warm-up, other schedules inside the optimizer, and variance never forgotten.
+) -> Iterator[tuple[str, str]]:
+    """Warm-up, other schedules inside the optimizer, and variance never forgotten.
 
     Random signs of one size for 600 steps, then far smaller ones; lengths relative to the model.
     If the model ``missed`` a large share of the steps, only strong effects are reported.
@@ -202,14 +202,14 @@ def schedule_sentences(
     story = ", ".join(f"{r:.3g} by step {age}" for r, age in zip(relative, ages[1:], strict=True))
     if missed > _STRANGE:
         if max(abs(r - 1) for r in relative[3:]) > 0.2:
-            yield f"The length of its steps changes with their count ({story})."
+            yield "schedule", f"The length of its steps changes with their count ({story})."
         return
     if relative[0] < 1 - tolerance and all(a <= b + tolerance for a, b in pairwise(relative)):
-        yield f"It warms up: the first steps are shorter than the rest ({story})."
+        yield "warm-up", f"It warms up: the first steps are shorter than the rest ({story})."
     elif max(abs(r - 1) for r in relative[2:]) > tolerance:
-        yield f"The length of its steps changes with their count ({story})."
+        yield "schedule", f"The length of its steps changes with their count ({story})."
     elif max(abs(r - 1) for r in relative[:2]) > 0.05:
-        yield f"Its first steps have a length of their own ({story})."
+        yield "schedule", f"Its first steps have a length of their own ({story})."
     if model.trend:  # the trend is not known for so many steps
         return
     # By the last hundred steps the mean has nearly forgotten the larger gradients.
@@ -217,31 +217,41 @@ def schedule_sentences(
     if abs(lull - 1) > max(_RECALLED, 3 * missed):
         like = ", as if the largest variance were kept (AMSGrad)" if lull < 1 else ""
         yield (
+            "largest variance" if lull < 1 else "long memory",
             "It does not forget large gradients as its memory of the variance would: "
-            f"{_LULL} steps after them its steps are {lull:.3g} times as long{like}."
+            f"{_LULL} steps after them its steps are {lull:.3g} times as long{like}.",
         )
 
 
-def residual_sentences(steps: FloatArray, expected: FloatArray, slack: float) -> Iterator[str]:
-    """Sentences on what a model misses on rough gradients: clipping, or an unnamed residual."""
+def residual_sentences(
+    steps: FloatArray, expected: FloatArray, slack: float
+) -> Iterator[tuple[str, str]]:
+    """What a model misses on rough gradients: clipping, or a residual without a name."""
     steps, expected = steps[EARLY:], expected[EARLY:]
     apart = distance(steps, expected)
     if apart < max(TOLERANCE, 3 * slack):
         return
     limit = _limit(steps, expected)
     if limit is not None:
-        yield f"It clips: no coordinate moves by more than {limit:.4g} in a step."
+        yield (
+            "clip of steps by value",
+            f"It clips: no coordinate moves by more than {limit:.4g} in a step.",
+        )
         return
     axes = tuple(range(2, steps.ndim))
     lengths, wanted = (np.sqrt((a**2).sum(axis=axes)) for a in (steps, expected))
     top = float(lengths.max())
     at = lengths > top * (1 - 1e-6)
     if at.sum() >= 4 and (wanted[at] > top * (1 - 1e-3)).mean() > 0.9:
-        yield f"It clips: steps of a tensor longer than {top:.4g} are shortened to it."
+        yield (
+            "clip of steps by norm",
+            f"It clips: steps of a tensor longer than {top:.4g} are shortened to it.",
+        )
         return
     yield (
+        "",
         f"{100 * min(apart, 1.0):.2g} % of its steps (root mean square, on gradients with spikes "
-        "and silence) is explained by no setting of the family."
+        "and silence) is explained by no setting of the family.",
     )
 
 

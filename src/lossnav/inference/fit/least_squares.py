@@ -22,7 +22,7 @@ RESOLUTION = 1e-6
 """Relative half-width of the narrowest interval: the limit set by rounding."""
 EARLY = 10
 """First steps that are left out: how a memory starts is measured separately."""
-_MEMORIES = ("beta1", "beta2")
+_MEMORIES = ("beta1", "beta2", "beta3")
 _LONGEST = 14.0  # logarithm of a million steps: longer than any probe
 _UNKNOWN = 7.0  # an interval from a thousandth to a thousand times the number is wide enough
 _PLAIN = ("fresh", "trend", "growth", "shared")
