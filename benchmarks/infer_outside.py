@@ -88,7 +88,12 @@ def said(name):
         return f"refused: {error}", None, time.process_time() - began, None
     near = found.nearest
     seconds = time.process_time() - began
-    return str(near), near.distance if near else None, seconds, found
+    return (
+        found.report(size="line").partition(": ")[2],
+        near.distance if near else None,
+        seconds,
+        found,
+    )
 
 
 if __name__ == "__main__":

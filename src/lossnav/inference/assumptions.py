@@ -239,8 +239,7 @@ class Nearest:
         return self.distance < CLOSE
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k}={_shown(v)}" for k, v in self.settings.items())
-        words = f"{self.name}({given}), at a distance of {self.distance:.2g}"
+        words = f"{named(self.name, self.settings)}, at a distance of {self.distance:.2g}"
         return words if self.is_close else f"no known optimizer; nearest: {words}"
 
 
@@ -378,14 +377,27 @@ class Assumptions:
         H = v * [1.0] * len(m) if len(v) == 1 else v
         return Objective(Quadratic(H, g=m), drift=drift, eta=lr**2, gamma=2 * Gamma * lr)
 
-    def report(self, form: str = "text") -> str:
-        """Everything as ``"text"``, ``"json"``, or ``"html"``: one file that needs no other."""
+    def report(self, form: str = "text", size: str = "all") -> str:
+        """The results for a reader or a program.
+
+        Args:
+            form: ``"text"``, ``"json"``, or ``"html"``: one file that needs no other.
+            size: Of a text: a ``"line"``, a ``"screen"``, or ``"all"``.
+
+        Examples:
+            >>> found = Assumptions("mine", Discount("ballistic"), mechanisms=("cautious mask",))
+            >>> print(found.report(size="line"))
+            mine: no known optimizer with cautious mask
+        """
         from lossnav.inference import report
 
         checks.choice("form of the report", form, ["html", "json", "text"])
+        checks.choice("size of the report", size, report.SIZES)
         if form == "json":
             return json.dumps(self.to_dict(), indent=2)
-        return report.page([self]) if form == "html" else report.text(self)
+        if form == "html":
+            return report.page([self])
+        return {"line": report.line, "screen": report.summary, "all": report.text}[size](self)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the measured curves with their fits; of a recorded run, the settings' intervals.
@@ -435,9 +447,21 @@ class Assumptions:
         return cls(**given)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple | list):  # decay factors: it is their distance from 1 that matters
-        return "(" + ", ".join(f"{1 - float(f'{1 - x:.4g}'):.10g}" for x in value) + ")"
+def named(name: str, settings: Mapping[str, Any]) -> str:
+    """An optimizer as it would be written.
+
+    Examples:
+        >>> named("RMSprop", {"lr": 0.1, "alpha": 0.9999991})
+        'RMSprop(lr=0.1, alpha=0.9999991)'
+    """
+    return f"{name}({', '.join(f'{k}={_shown(k, v)}' for k, v in settings.items())})"
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_shown('beta', x) for x in value)})"
+    if name in ("alpha", "beta", "momentum", "shampoo_beta"):  # its distance from 1 matters
+        return f"{1 - float(f'{1 - value:.4g}'):.10g}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -240,7 +240,7 @@ def _with_mechanism(
     left = distance(exam.steps[EARLY:], _expected(measured, changed.model, exam)[EARLY:])
     if left > mechanisms.WORTH * missed:
         return fit
-    measured.add(changed.model.mechanism, mechanisms.sentence(changed.model))
+    measured.add(changed.model.mechanism.split(",")[0], mechanisms.sentence(changed.model))
     return changed
 
 

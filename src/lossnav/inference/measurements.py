@@ -286,6 +286,13 @@ def _drift(pull: drift.Pull, fit: Fit | None) -> WeightDrift:
 
 def _notes(fit: Fit) -> Iterator[str]:
     model, got = fit.model, fit.estimates
+    if model.beta2 is None and model.beta1 and "lr" in got:
+        lr, kept = got["lr"].value, model.beta1
+        yield (
+            f"lr is the step per unit of a constant gradient: {lr:.4g} = {lr * (1 - kept):.4g} / "
+            f"(1 - {kept:.4g}), where {lr * (1 - kept):.4g} is the lr of torch and optax, whose "
+            "momentum is a sum and not a mean."
+        )
     if model.root and "root" in got:
         yield f"eps is under the root: {got['root'].value ** 2:.4g} is added to v."
     bent = "Steps are shortened where curvature bends them"

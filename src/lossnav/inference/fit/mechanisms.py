@@ -71,12 +71,14 @@ class Mechanism:
         steps: Steps of a `ChangedModel` on gradients.
         start: Values to begin a fit with; of these, whole numbers are tried as they are.
         example: A known optimizer that has it.
+        fixed: Numbers that are not fitted, as steps hardly show them.
     """
 
     words: str
     steps: Callable[[ChangedModel, FloatArray], FloatArray]
     start: tuple[dict[str, Any], ...] = ({},)
     example: str = ""
+    fixed: tuple[str, ...] = ()
 
 
 def _shifted(x: FloatArray, by: int = 1) -> FloatArray:
@@ -116,6 +118,32 @@ def _divided_first(m: ChangedModel, g: FloatArray) -> FloatArray:
         top = count_of(g) ** m.limit
         unit = np.clip(unit, -top, top)
     return -m.lr * averaged(unit, m.beta1)
+
+
+def _divided_by_own(m: ChangedModel, g: FloatArray) -> FloatArray:
+    """By the variance with the gradient."""
+    _, v, D = m.parts(g)
+    return -m.lr * m._mean(quotient(g, D), v, History())
+
+
+def _mean_squares(g: FloatArray) -> FloatArray:
+    """Of each tensor, at each step."""
+    return np.square(g).mean(axis=tuple(range(2, g.ndim)), keepdims=True)
+
+
+def _one_variance(m: ChangedModel, g: FloatArray) -> FloatArray:
+    assert m.beta2 is not None
+    v = averaged(_mean_squares(g), m.beta2)
+    if m.diffuse[1]:
+        v = v / one_minus_power(m.beta2, count_of(v))
+    return -m.lr * quotient(m.parts(g)[0], speed_limit(np.sqrt(v), m.gamma, m.eps))
+
+
+def _one_variance_first(m: ChangedModel, g: FloatArray) -> FloatArray:
+    """The same, divided before averaging; the variance starts at the first square."""
+    squares = _mean_squares(g)
+    v = averaged(squares, m.beta2 or 0.0, squares[0])
+    return -m.lr * averaged(quotient(g, speed_limit(np.sqrt(v), m.gamma, m.eps)), m.beta1)
 
 
 def _additive(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -188,6 +216,20 @@ MECHANISMS: dict[str, Mechanism] = {
         ({"limit": 0.25}, {"limit": 0.0}),
         "ADOPT",
     ),
+    "divide before averaging, by the variance so far": Mechanism(
+        "divides each gradient by the root of the variance, and averages afterwards",
+        _divided_by_own,
+        ({}, {"diffuse": (False, False)}),
+        "LaProp",
+    ),
+    "one variance for each tensor": Mechanism(
+        "has one variance for all coordinates of a tensor", _one_variance, example="AdamMini"
+    ),
+    "one variance for each tensor, divided first": Mechanism(
+        "has one variance for all coordinates of a tensor, and divides before it averages",
+        _one_variance_first,
+        example="NovoGrad",
+    ),
     "second slow mean": Mechanism(
         "adds {weight:.3g} times a second, slower mean (beta3 = {beta3:.5g})",
         _two_means,
@@ -206,6 +248,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _differenced,
         ({"weight": 0.2, "limit": 1.0}, {"weight": 1.0, "limit": 1.0}),
         "MARS",
+        fixed=("limit",),
     ),
     "additive variance": Mechanism(
         "changes its variance by additions of fixed relative size, not by averaging",
@@ -316,7 +359,8 @@ def _starts(bases: list[DiagonalModel]) -> Iterator[ChangedModel]:
 
 def _free(model: DiagonalModel) -> list[str]:
     names = ("lr", "beta1", "beta2", "eps", "root", "beta3", "weight", "limit")
-    return [name for name in names if getattr(model, name, 0.0)]
+    fixed = MECHANISMS[getattr(model, "mechanism")].fixed  # noqa: B009
+    return [name for name in names if getattr(model, name, 0.0) and name not in fixed]
 
 
 def sentence(model: ChangedModel) -> str:
