@@ -225,15 +225,16 @@ def _with_mechanism(
     if missed < examination.TOLERANCE:
         return fit
     measured.probed.watch.doing = "compared with mechanisms that the family lacks"
-    usual = DiagonalModel(
-        fit.model.lr, beta1=0.9, beta2=0.999, eps=fit.model.eps or 1e-8, diffuse=(True, True)
-    )
-    plain = replace(fit.model, trend=0.0, kappa=0.0, saturation=0.0, averages_steps=False)
-    if plain.beta2 is not None:
-        plain = replace(plain, growth=None, beta2=min(plain.beta2, 0.9999), gamma=0.0, root=0.0)
+    usual = DiagonalModel(1.0, beta1=0.9, beta2=0.999, eps=1e-8, diffuse=(True, True))
+    bases = [usual]
+    if fit.model.lr > 1e-100:  # otherwise the fit went astray
+        changes: dict[str, Any] = dict.fromkeys(("trend", "kappa", "saturation"), 0.0)
+        if fit.model.beta2 is not None:
+            changes |= {"growth": None, "beta2": min(fit.model.beta2, 0.9999), "gamma": 0.0}
+        bases.insert(0, replace(fit.model, averages_steps=False, root=0.0, **changes))
     # Away from the corner of eps, which optimizers add in many ways.
     away = observed.part(3, len(observed.steps))
-    changed = mechanisms.identify([plain, usual], away, away.fit(fit.model, ["lr"], rounds=5))
+    changed = mechanisms.identify(bases, away, away.fit(fit.model, ["lr"], rounds=5))
     if changed is None:
         return fit
     assert isinstance(changed.model, mechanisms.ChangedModel)

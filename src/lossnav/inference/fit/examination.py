@@ -135,7 +135,7 @@ def nearest(members: Iterator[tuple[str, Settings]], exam: Examination) -> Neare
     tried: list[tuple[float, int, str, Settings]] = []
     untried: dict[str, str] = {}
     for name, settings in members:
-        settings = {k: _rounded(v, k in _FRACTIONS) for k, v in settings.items()}
+        settings = {k: rounded(v, k in _FRACTIONS) for k, v in settings.items()}
         try:
             rule = zoo.MEMBERS[name](**settings)
         except (ValueError, ArithmeticError) as error:  # the best fit is outside its bounds
@@ -159,21 +159,21 @@ def nearest(members: Iterator[tuple[str, Settings]], exam: Examination) -> Neare
     return Nearest(name, settings, apart, others, untried)
 
 
-def _rounded(value: Any, fraction: bool = False) -> Any:
+def rounded(value: Any, fraction: bool = False) -> Any:
     """Plain numbers, rounded to five digits where that changes less than the fit's error.
 
     Of a decay factor it is 1 - beta that is rounded, so that a long memory stays finite.
 
     Examples:
-        >>> _rounded(0.10000000001), _rounded(0.9999991684712809, fraction=True)
+        >>> rounded(0.10000000001), rounded(0.9999991684712809, fraction=True)
         (0.1, 0.99999916847)
     """
     if isinstance(value, tuple):
-        return tuple(_rounded(x, fraction) for x in value)
+        return tuple(rounded(x, fraction) for x in value)
     if isinstance(value, bool | str | int):
         return value
     if fraction:
-        return float(f"{1 - _rounded(1 - float(value)):.15g}")
+        return float(f"{1 - rounded(1 - float(value)):.15g}")
     near = float(f"{float(value):.5g}")
     return near if abs(near - value) <= 1e-5 * abs(value) else float(value)
 

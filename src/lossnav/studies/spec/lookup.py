@@ -81,6 +81,12 @@ def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
     ]
 
 
+def defaults(function: Callable[..., Any], names: Collection[str]) -> dict[str, Any]:
+    """Default values of those settings that a function has."""
+    found = {p.name: p.default for p in _parameters(function) or () if p.name in names}
+    return {name: value for name, value in found.items() if isinstance(value, float | int | tuple)}
+
+
 def check_settings(what: str, settings: Mapping[str, Any], known: Collection[str] | None) -> None:
     """Refuse a setting that ``what`` does not take."""
     for name in settings if known is not None else ():
