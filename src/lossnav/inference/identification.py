@@ -205,7 +205,7 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
             )
         measured.unexplained = distance(exam.steps[EARLY:], expected[EARLY:])
         for name, sentence in examination.residual_sentences(exam.steps, expected, probed.slack):
-            measured.add(name, sentence) if name else measured.outside.append(sentence)
+            measured.add(name, sentence)
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
         missed = fit.residual  # the examination of a factored rule is not diagonal

@@ -49,8 +49,8 @@ class Measurements:
     unexplained: float | None = None
 
     def add(self, mechanism: str, sentence: str) -> None:
-        """Name a mechanism that the family lacks."""
-        self.mechanisms.append(mechanism)
+        """Say what the family lacks, with the name of the mechanism where it has one."""
+        self.mechanisms += [mechanism] if mechanism else []
         self.outside.append(sentence)
 
     def probe(self) -> None:

@@ -73,7 +73,8 @@ def measure(probed: ProbedOptimizer) -> Symmetry:
     one_length = lengths.size > 0 and lengths.std() < 1e-4 * lengths.mean()
     kind = _kind(distances, others, matrix and _orthogonal(d[late]), same)
     if kind == "diagonal" and matrix and not one_length:
-        kind, distances["factors"] = _factored(probed)
+        factored, distances["factors"] = _factored(probed)
+        kind = "factored" if factored else kind
     return Symmetry(Structure(kind, distances, others), bool(one_length), _one_direction(d))
 
 
@@ -116,7 +117,7 @@ def _one_direction(d: FloatArray) -> bool:
     return bool(s[0] > 0 and s[1] < 1e-6 * s[0])
 
 
-def _factored(probed: ProbedOptimizer) -> tuple[str, float]:
+def _factored(probed: ProbedOptimizer) -> tuple[bool, float]:
     """Whether the response goes by a coordinate's own noise, or by that of its row and column.
 
     The distance is the share of the response's variance that rows and columns do not explain.
@@ -130,13 +131,13 @@ def _factored(probed: ProbedOptimizer) -> tuple[str, float]:
     spread = response - response.mean()
     total = float((spread**2).sum())
     if total < 1e-8:
-        return "diagonal", 1.0
+        return False, 1.0
     fit = response.mean(1, keepdims=True) + response.mean(0, keepdims=True) - response.mean()
     by_factors = float(((response - fit) ** 2).sum()) / total
     x = np.log(noise) - np.log(noise).mean()
     own = spread - x * (x * spread).sum() / (x * x).sum()
     by_own = float((own**2).sum()) / total
-    return ("factored" if by_factors < 0.02 < by_own else "diagonal"), by_factors
+    return by_factors < 0.02 < by_own, by_factors
 
 
 def _noise(probed: ProbedOptimizer) -> FloatArray:
