@@ -60,8 +60,8 @@ class Estimate:
         """An increasing function of the number.
 
         Examples:
-            >>> print(Estimate(2.0, 1.0, 3.0).map(lambda x: 10 * x))
-            20 (10 to 30)
+            >>> print(Estimate(2.0, 1.0, 3.0).map(lambda x: x / 10))
+            0.2 (0.1 to 0.3)
         """
         return Estimate(function(self.value), function(self.low), function(self.high))
 
