@@ -2,7 +2,6 @@
 
     python benchmarks/infer.py [name ...]             all, or those named (sgd, heavy_ball, ..., muon, navigator)
     python benchmarks/infer.py --intervals [N]        how often 95 % intervals hold the truth, over N (200) repeats
-    python benchmarks/infer.py --outside              optimizers that are no member, and what is said of them
 
 Bounds: lr and weight decay 1 %, memories 1/(1-beta) 3 %, rotation and decay of a rule of our own 1 %, the
 metric and the nearest member right, 10 s for a diagonal optimizer and 60 s for a matrix one on one core (CPU
@@ -265,58 +264,8 @@ def intervals(repeats):
     return broken
 
 
-@dataclass(frozen=True)
-class HiddenClip(Rule):
-    """Adam that moves no coordinate by more than half its learning rate."""
-
-    def init(self, theta):
-        return zoo.Adam(self.dt).init(theta)
-
-    def update(self, grad, state, theta):
-        step, state = zoo.Adam(self.dt).update(grad, state, theta)
-        return np.clip(step, -self.dt / 2, self.dt / 2), state
-
-
-def fixed_direction(grad, theta):
-    """A step along one random direction, whatever the gradient is."""
-    d = np.random.default_rng(7).standard_normal(grad.shape)
-    return -0.1 * (grad * d).sum() / (d * d).sum() * d
-
-
-def random_direction(grad, theta):
-    """A step along a new random direction each time."""
-    d = np.random.default_rng().standard_normal(grad.shape)
-    return -0.1 * (grad * d).sum() / (d * d).sum() * d
-
-
-def outside():
-    """What is said of optimizers that are no member."""
-    T = torch.optim
-    cases = {
-        "fixed direction": fixed_direction, "random direction": random_direction,
-        "hidden clip": HiddenClip(1e-3), "Adamax": T.Adamax, "RAdam": T.RAdam, "Rprop": T.Rprop,
-        "Adagrad": T.Adagrad, "Adadelta": T.Adadelta, "AMSGrad": torch_maker(A, amsgrad=True),
-        "RMSprop, momentum": torch_maker(T.RMSprop, momentum=0.9), "Shampoo": more.Shampoo,
-        "LAMB": more.Lamb, "LARS": more.LARS, "Adan": more.Adan, "AdEMAMix": more.AdEMAMix,
-        "Schedule-free": more.ScheduleFreeAdamW, "Yogi": more.Yogi, "ADOPT": more.ADOPT,
-        "AdamP": more.AdamP, "NovoGrad": more.NovoGrad, "Grams": more.Grams, "Prodigy": more.Prodigy,
-        "Lookahead": lambda p: more.Lookahead(A(p, lr=1e-3)),
-    }  # fmt: skip
-    missed = 0
-    for name, make in cases.items():
-        try:
-            said = infer(make).outside
-        except ValueError as problem:
-            said = (f"refused: {problem}",)
-        missed += not said
-        print(f"{name}\n  " + "\n  ".join(said or ("taken for a member: BAD",)), flush=True)
-    return missed
-
-
 if __name__ == "__main__":
     given = sys.argv[1:]
     if given[:1] == ["--intervals"]:
         sys.exit(intervals(int(given[1]) if len(given) > 1 else 200) > 0)
-    if given == ["--outside"]:
-        sys.exit(outside() > 0)
     sys.exit(accuracy(given) > 0)

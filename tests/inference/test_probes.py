@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lossnav.inference.fit.least_squares import fit, of_samples
+from lossnav.inference.fit.least_squares import Observations, of_samples
 from lossnav.inference.fit.simulation import DiagonalModel as Model
 from lossnav.inference.probes import invariance, memory, response
 from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
@@ -67,7 +67,8 @@ def test_a_fit_has_intervals_that_noise_explains():
     inside = 0
     for seed in range(40):
         noise = 0.01 * np.random.default_rng(seed).standard_normal(G.shape)
-        found = fit(Model(0.12, beta1=0.8), ["lr", "beta1"], G, truth.steps(G) + noise, random=True)
+        observed = Observations(G, truth.steps(G) + noise, random=True)
+        found = observed.fit(Model(0.12, beta1=0.8), ["lr", "beta1"], skip=0)
         inside += found.estimates["lr"].holds(0.1) + found.estimates["beta1"].holds(10.0)
     assert 68 <= inside <= 80  # 95 % of 80 is 76
 

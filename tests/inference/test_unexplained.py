@@ -121,7 +121,7 @@ def test_a_variance_that_is_never_forgotten():
 @pytest.mark.parametrize(
     ("make", "sentences"),
     [
-        (torch.optim.Adamax, ["explained by no setting of the family"]),
+        (torch.optim.Adamax, ["divides by a decaying maximum of gradients"]),
         (torch.optim.RAdam, ["explained by no setting of the family", "changes with their count"]),
     ],
 )

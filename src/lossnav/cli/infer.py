@@ -37,29 +37,89 @@ def infer(
         float, typer.Option(help="Seconds after which an optimizer is given up.")
     ] = 300.0,
     html: Annotated[Path | None, typer.Option(help="Write a page with the curves.")] = None,
+    size: Annotated[str, typer.Option(help="Of the report: line, screen or all.")] = "all",
+    save: Annotated[Path | None, typer.Option(help="Write a fingerprint, for --check.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Exit with 1 if it has changed since that fingerprint.")
+    ] = None,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Settings of the second that act as the first.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find what an optimizer assumes, by watching its steps after chosen gradients."""
     check_output("--html", html, [".html", ".htm"])
+    check_output("--save", save, [".json"])
     asked = _asked(optimizer)
+    if convert:
+        _convert(asked, {"shape": _sizes(shape), "seed": seed}, as_json=as_json)
+        return
     if len(asked) > 1 and not compare:
         names = " and ".join(kind for kind, _ in asked)
         raise ValueError(f"{names} are several optimizers: give one, or --compare them.")
     if compare and len(asked) < 2:
         raise ValueError("--compare needs two optimizers or more, each with its settings after it.")
+    from lossnav._base import checks
+    from lossnav.inference import fingerprint, report
+
+    checks.choice("--size", size, report.SIZES)
+    if compare and (save or check):
+        raise ValueError("--save and --check take one optimizer: leave out --compare.")
     options = {"shape": _sizes(shape), "seed": seed, "budget": budget, "timeout": timeout}
-    from lossnav.inference import report
+    if check is not None:
+        before, used = fingerprint.load(check)
+        options |= used
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's own code may print
         found = [_inferred(kind, settings, options) for kind, settings in asked]
     if html is not None:
         html.write_text(report.page(found), encoding="utf-8")
         say(f"Wrote {html}.")
+    if save is not None:
+        used = {name: options[name] for name in fingerprint.OPTIONS}
+        fingerprint.save(save, found[0], used)
+        say(f"Wrote {save}.")
+    if check is not None:
+        changed = fingerprint.changes(before, found[0])
+        if as_json:
+            print_json({"changes": changed})
+        elif changed:
+            typer.echo(f"{found[0].name} has changed since {check}: {'; '.join(changed)}.")
+        else:
+            typer.echo(f"{found[0].name} is the same as in {check}.")
+        raise typer.Exit(1 if changed else 0)
     if as_json:
         dicts = [one.to_dict() for one in found]
         print_json(dicts if compare else dicts[0])
     else:
-        typer.echo(report.compared(found) if compare else found[0].report())
+        typer.echo(report.compared(found) if compare else found[0].report(size=size))
+
+
+def _convert(
+    asked: list[tuple[str, dict[str, Any]]], options: dict[str, Any], *, as_json: bool
+) -> None:
+    """Print the settings of the second optimizer under which it acts as the first."""
+    from lossnav.inference import conversion
+    from lossnav.studies.spec import lookup
+    from lossnav.studies.spec.rulebook import OURS
+
+    if len(asked) != 2:
+        raise ValueError("--convert needs two optimizers: the one to replace, and the other.")
+    (source, settings), (target, given) = asked
+    made = OURS.get(target) or lookup.locate(target)
+    start = {"lr": 1e-3} | lookup.defaults(made, conversion.TUNED) | given
+    with contextlib.redirect_stdout(sys.stderr):
+        found = conversion.convert(
+            _optimizer(source, settings), lambda s: _optimizer(target, s), start, **options
+        )
+    if as_json:
+        print_json({"settings": found.settings, "distance": found.distance})
+    else:
+        typer.echo(found.report(" ".join([source, *_words(settings)]), target))
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
 
 
 def _asked(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -105,7 +165,7 @@ def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> A
         lookup.check_settings(f"The record {kind!r}", settings, ["group"])
         found = infer_log(kind, **settings)
         return dataclasses.replace(found, name=f"{found.name} in {kind}")
-    name = " ".join([kind, *(f"{key}={value}" for key, value in settings.items())])
+    name = " ".join([kind, *_words(settings)])
     return infer_optimizer(_optimizer(kind, settings), name=name, **options)
 
 

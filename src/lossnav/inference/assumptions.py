@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,20 @@ class Estimate:
         """A number without an error."""
         return cls(value, value, value)
 
+    @classmethod
+    def within(cls, value: float, half: float) -> Estimate:
+        """A number with the half-width of its interval."""
+        return cls(value, value - half, value + half)
+
+    def map(self, function: Callable[[float], float]) -> Estimate:
+        """An increasing function of the number.
+
+        Examples:
+            >>> print(Estimate(2.0, 1.0, 3.0).map(lambda x: x / 10))
+            0.2 (0.1 to 0.3)
+        """
+        return Estimate(function(self.value), function(self.low), function(self.high))
+
     def holds(self, truth: float) -> bool:
         """Whether the interval contains ``truth``."""
         return self.low <= truth <= self.high
@@ -64,8 +78,7 @@ class Estimate:
         """
         value = self.value / other.value
         shares = [(e.high - e.low) / (2 * abs(e.value)) for e in (self, other)]
-        half = abs(value) * math.hypot(*shares)
-        return Estimate(value, value - half, value + half)
+        return Estimate.within(value, abs(value) * math.hypot(*shares))
 
     def __str__(self) -> str:
         # Digits beyond the interval's own would suggest too much precision.
@@ -226,8 +239,7 @@ class Nearest:
         return self.distance < CLOSE
 
     def __str__(self) -> str:
-        given = ", ".join(f"{k}={_shown(v)}" for k, v in self.settings.items())
-        words = f"{self.name}({given}), at a distance of {self.distance:.2g}"
+        words = f"{named(self.name, self.settings)}, at a distance of {self.distance:.2g}"
         return words if self.is_close else f"no known optimizer; nearest: {words}"
 
 
@@ -247,6 +259,9 @@ class Assumptions:
         source: ``"probes"`` (chosen gradients) or ``"log"`` (a recorded run).
         seconds: Time it took.
         learner: The Objective whose `lossnav.learning_rule` makes the steps, if there is one.
+        mechanisms: Short names of what the family lacks, such as ``"second slow mean"``.
+        unexplained: Share of the steps on new gradients (root mean square) that the family with the
+            ``mechanisms`` does not explain; None if it was not measured.
 
     Examples:
         >>> found = Assumptions("mine", Discount("ballistic", lr=Estimate.exactly(0.1)))
@@ -266,6 +281,8 @@ class Assumptions:
     source: str = "probes"
     seconds: float | None = None
     learner: Learner | None = None
+    mechanisms: tuple[str, ...] = ()
+    unexplained: float | None = None
 
     @property
     def settings(self) -> dict[str, Estimate]:
@@ -360,14 +377,27 @@ class Assumptions:
         H = v * [1.0] * len(m) if len(v) == 1 else v
         return Objective(Quadratic(H, g=m), drift=drift, eta=lr**2, gamma=2 * Gamma * lr)
 
-    def report(self, form: str = "text") -> str:
-        """Everything as ``"text"``, ``"json"``, or ``"html"``: one file that needs no other."""
+    def report(self, form: str = "text", size: str = "all") -> str:
+        """The results for a reader or a program.
+
+        Args:
+            form: ``"text"``, ``"json"``, or ``"html"``: one file that needs no other.
+            size: Of a text: a ``"line"``, a ``"screen"``, or ``"all"``.
+
+        Examples:
+            >>> found = Assumptions("mine", Discount("ballistic"), mechanisms=("cautious mask",))
+            >>> print(found.report(size="line"))
+            mine: no known optimizer with cautious mask
+        """
         from lossnav.inference import report
 
         checks.choice("form of the report", form, ["html", "json", "text"])
+        checks.choice("size of the report", size, report.SIZES)
         if form == "json":
             return json.dumps(self.to_dict(), indent=2)
-        return report.page([self]) if form == "html" else report.text(self)
+        if form == "html":
+            return report.page([self])
+        return {"line": report.line, "screen": report.summary, "all": report.text}[size](self)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw the measured curves with their fits; of a recorded run, the settings' intervals.
@@ -412,22 +442,31 @@ class Assumptions:
         if given.get("learner") is not None:
             given["learner"] = _part(Learner, given["learner"])
         given["curves"] = tuple(_part(Curve, curve) for curve in given.get("curves", ()))
-        for name in ("outside", "notes"):
+        for name in ("outside", "notes", "mechanisms"):
             given[name] = tuple(given.get(name, ()))
         return cls(**given)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple | list):  # decay factors: it is their distance from 1 that matters
-        return "(" + ", ".join(f"{1 - float(f'{1 - x:.4g}'):.10g}" for x in value) + ")"
+def named(name: str, settings: Mapping[str, Any]) -> str:
+    """An optimizer as it would be written.
+
+    Examples:
+        >>> named("RMSprop", {"lr": 0.1, "alpha": 0.9999991})
+        'RMSprop(lr=0.1, alpha=0.9999991)'
+    """
+    return f"{name}({', '.join(f'{k}={_shown(k, v)}' for k, v in settings.items())})"
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_shown('beta', x) for x in value)})"
+    if name in ("alpha", "beta", "momentum", "shampoo_beta"):  # its distance from 1 matters
+        return f"{1 - float(f'{1 - value:.4g}'):.10g}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _beta(steps: Estimate | None) -> Estimate | None:
-    """1 - 1/steps, with its interval."""
-    if steps is None:
-        return None
-    return Estimate(*(1 - 1 / max(x, 1.0) for x in (steps.value, steps.low, steps.high)))
+    return None if steps is None else steps.map(lambda x: 1 - 1 / max(x, 1.0))
 
 
 def _part(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -13,10 +13,9 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference import time_limit
 from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
-from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, planned
-from lossnav.inference.fit.diagonal import Observations
+from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, mechanisms, planned
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.least_squares import RESOLUTION, Fit, distance
+from lossnav.inference.fit.least_squares import EARLY, RESOLUTION, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
 from lossnav.inference.probes import drift, memory
@@ -109,8 +108,12 @@ def _identified(measured: Measurements, budget: int) -> Assumptions:
         if not straight.isotropic:
             return _affine(measured, straight)
     measured.probe()
+    if measured.estimates_step_size:
+        return measured.assumptions(None, None)
     if measured.symmetry.one_direction:
-        measured.outside.append("All its steps lie along one line, whatever the gradients are.")
+        measured.add(
+            "one direction", "All its steps lie along one line, whatever the gradients are."
+        )
         return measured.assumptions(None, None)
     if measured.symmetry.one_length:
         return _sign(measured)
@@ -135,7 +138,7 @@ def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
         )
     return Assumptions(
         measured.probed.name,
-        Discount("linear", lr=Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))),
+        Discount("linear", lr=Estimate.within(lr, RESOLUTION * abs(lr))),
         Memory(gradient=Estimate.exactly(1.0)),
         replace(pull.drift, weight_decay=pull.penalty),
         Structure("diagonal" if alone else "matrix"),
@@ -183,43 +186,78 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         sizes = np.tile(diagonal.sizes_about(probed, measured.response), budget)
         by_noise = measured.impulse.slope > 0.15 and not probed.random
         fit, observed = diagonal.identify(probed, start, sizes, by_noise=by_noise)
-    fit = _name_parts(measured, fit)
     exam = measured.examine()
+    if not factored and not measured.clips and not probed.random:
+        fit = _with_mechanism(measured, fit, observed, exam)
+    fit = _name_parts(measured, fit)
     expected = _expected(measured, fit.model, exam)
     if factored:
-        measured.outside.append(
-            "It has one scale for each row and one for each column, and none for a coordinate."
+        measured.add(
+            "factored second moment",
+            "It has one scale for each row and one for each column, and none for a coordinate.",
         )
     elif not measured.clips:  # clipping is reported already, and fills the examination
-        top = examination.ceiling(observed.steps[diagonal.EARLY :])
+        top = examination.ceiling(observed.steps[EARLY:])
         if top is not None:
-            measured.outside.append(
-                f"It clips: no coordinate moves by more than {top:.4g} in a step."
+            measured.add(
+                "clip of steps by value",
+                f"It clips: no coordinate moves by more than {top:.4g} in a step.",
             )
-        measured.outside += examination.residual_sentences(
-            exam.steps, expected, measured.probed.slack
-        )
+        measured.unexplained = distance(exam.steps[EARLY:], expected[EARLY:])
+        for name, sentence in examination.residual_sentences(exam.steps, expected, probed.slack):
+            measured.add(name, sentence)
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
         missed = fit.residual  # the examination of a factored rule is not diagonal
         if not factored:
-            missed = distance(exam.steps[diagonal.EARLY :], expected[diagonal.EARLY :])
-        measured.outside += examination.schedule_sentences(probed, fit.model, missed)
+            missed = distance(exam.steps[EARLY:], expected[EARLY:])
+        for name, sentence in examination.schedule_sentences(probed, fit.model, missed):
+            measured.add(name, sentence)
     members = examination.diagonal_members(fit.model, observed, measured.pull)
     return measured.assumptions(fit, examination.nearest(members, exam))
+
+
+def _with_mechanism(
+    measured: Measurements, fit: Fit, observed: Observations, exam: Examination
+) -> Fit:
+    """The fit with a mechanism that the family lacks, if the steps need one and have it."""
+    missed = distance(exam.steps[EARLY:], _expected(measured, fit.model, exam)[EARLY:])
+    if missed < examination.TOLERANCE:
+        return fit
+    measured.probed.watch.doing = "compared with mechanisms that the family lacks"
+    usual = DiagonalModel(1.0, beta1=0.9, beta2=0.999, eps=1e-8, diffuse=(True, True))
+    bases = [usual]
+    if fit.model.lr > 1e-100:  # otherwise the fit went astray
+        changes: dict[str, Any] = dict.fromkeys(("trend", "kappa", "saturation"), 0.0)
+        if fit.model.beta2 is not None:
+            changes |= {"growth": None, "beta2": min(fit.model.beta2, 0.9999), "gamma": 0.0}
+        bases.insert(0, replace(fit.model, averages_steps=False, root=0.0, **changes))
+    # Away from the corner of eps, which optimizers add in many ways.
+    away = observed.part(3, len(observed.steps))
+    changed = mechanisms.identify(bases, away, away.fit(fit.model, ["lr"], rounds=5))
+    if changed is None:
+        return fit
+    assert isinstance(changed.model, mechanisms.ChangedModel)
+    left = distance(exam.steps[EARLY:], _expected(measured, changed.model, exam)[EARLY:])
+    if left > mechanisms.WORTH * missed:
+        return fit
+    measured.add(changed.model.mechanism.split(",")[0], mechanisms.sentence(changed.model))
+    return changed
 
 
 def _name_parts(measured: Measurements, fit: Fit) -> Fit:
     """Report the parts of a model that the family lacks."""
     model, estimates = fit.model, dict(fit.estimates)
     if model.averages_steps:
-        measured.outside.append(
-            "It averages steps, not gradients: the mean is taken after the division."
+        measured.add(
+            "divide before averaging",
+            "It divides before it averages: it averages steps, not gradients, as LaProp does.",
         )
     if model.trend and abs(model.trend) > 1e-4:
-        measured.outside.append(
+        measured.add(
+            "momentum schedule",
             "The weight of the last gradient changes with the count of steps: "
-            f"{model.fresh:.3g} at step 100, and {model.trend:+.2g} in 100 steps."
+            f"{model.fresh:.3g} at step 100, and {model.trend:+.2g} in 100 steps.",
         )
     if model.growth is not None:
         measured.notes.append(
@@ -227,13 +265,14 @@ def _name_parts(measured: Measurements, fit: Fit) -> Fit:
         )
     long = estimates.get("beta2")
     if long is not None and long.value > _FORGETS_NOTHING and not model.diffuse[1]:
-        measured.outside.append(
-            "It forgets no gradient: it divides by the root of the sum of all squares, so that "
-            "steps grow shorter."
+        measured.add(
+            "sum of squares",
+            "It forgets no gradient: it divides by the root of the sum of all squares, as Adagrad "
+            "does, so that steps grow shorter.",
         )
         for name in {"lr", "eps"} & set(estimates):  # D is that of a sum, not of a mean
             value = estimates[name].value * math.sqrt(long.value)
-            estimates[name] = Estimate(value, value * (1 - 1e-3), value * (1 + 1e-3))
+            estimates[name] = Estimate.within(value, 1e-3 * value)
         estimates.pop("beta2")
     return Fit(model, estimates, fit.residual)
 
@@ -262,6 +301,7 @@ def _sign(measured: Measurements) -> Assumptions:
     measured.notes.append(
         "Every step of every coordinate has one length: only the sign of a mean is used."
     )
+    measured.mechanisms.append("sign")
     exam = measured.examine()
     near = examination.nearest(examination.sign_members(model, measured.pull), exam)
     if near is None or near.distance > 0.02 + 3 * measured.probed.slack:
@@ -270,7 +310,7 @@ def _sign(measured: Measurements) -> Assumptions:
             f"Its sign is not that of an average of gradients ({100 * far:.2g} % of its steps "
             "differ)."
         )
-    estimates = {"lr": Estimate(lr, lr * (1 - RESOLUTION), lr * (1 + RESOLUTION))}
+    estimates = {"lr": Estimate.within(lr, RESOLUTION * abs(lr))}
     return measured.assumptions(Fit(model, estimates, 0.0), near, balance)
 
 
@@ -281,6 +321,7 @@ def _polar(measured: Measurements) -> Assumptions:
     model = DiagonalModel(found.lr.value, beta1=balance.beta1.value, fresh=balance.fresh)
     words = "exactly" if found.exact else "roughly, by Newton's iteration"
     measured.notes.append(f"The singular values of each step are levelled, {words}.")
+    measured.mechanisms.append("orthogonalisation" if found.exact else "Newton-Schulz")
     if found.scale is None:
         measured.notes.append(
             "lr is that of a matrix with more columns than rows; others have a factor."
@@ -305,6 +346,7 @@ def _basis(measured: Measurements) -> Assumptions:
     found = matrix_rules.fit_basis(
         measured.probed, measured.response, measured.impulse, measured.relaxed
     )
+    measured.mechanisms.append("learned basis")
     measured.notes.append(
         f"The basis remembers {found.basis} steps and is refreshed every {found.rule.refresh}."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from lossnav.inference.probes.probed_optimizer import (
     signs,
 )
 
+_ESTIMATES = 10.0  # schedules and step sizes of each coordinate give 1, trust ratios up to 3
+
 
 @dataclass
 class Measurements:
@@ -41,26 +43,36 @@ class Measurements:
     impulse: memory.ImpulseResponse | None = None
     relaxed: memory.Relaxation | None = None
     learner: Learner | None = None
+    outside: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mechanisms: list[str] = field(default_factory=list)
+    unexplained: float | None = None
+
+    def add(self, mechanism: str, sentence: str) -> None:
+        """Say what the family lacks, with the name of the mechanism where it has one."""
+        self.mechanisms += [mechanism] if mechanism else []
+        self.outside.append(sentence)
 
     def probe(self) -> None:
         """The probes for any rule: randomness, other tensors, gradient size, metric, drift."""
         probed = self.probed
-        self.outside: list[str] = []
-        self.notes: list[str] = []
         probed.watch.doing = "probed for randomness"
         probed.slack = invariance.randomness(probed)
         if probed.random:
-            self.outside.append(
+            self.add(
+                "random steps",
                 "Its steps are random: two runs on the same gradients differ by "
-                f"{100 * probed.slack:.2g} %."
+                f"{100 * probed.slack:.2g} %.",
             )
+        self._probe_step_size()
         probed.watch.doing = "probed for an influence between tensors"
         apart = invariance.between_tensors(probed)
         if apart > max(TOLERANCE, 2 * probed.slack):
             probed.together = False
-            self.outside.append(
+            self.add(
+                "coupled tensors",
                 "Tensors act on each other: the steps of one change with the gradients of another "
-                f"(by {100 * apart:.2g} %), as with a limit on the length of the whole gradient."
+                f"(by {100 * apart:.2g} %), as with a limit on the length of the whole gradient.",
             )
         probed.watch.doing = "probed for its response to the size of gradients"
         try:
@@ -74,9 +86,11 @@ class Measurements:
             entries = math.sqrt(np.prod(probed.shape))
             corner = self.response.corner
             probed.size = corner / (1000 * entries)
-            self.outside.append(
-                "It clips: gradients above a size act as if they had that size "
-                f"({corner:.4g} for each coordinate, or {corner * entries:.4g} for the tensor)."
+            way = "norm" if invariance.clips_by_norm(probed, corner) else "value"
+            self.add(
+                f"clip by {way}",
+                f"It clips by {way}: gradients above a size act as if they had that size "
+                f"({corner:.4g} for each coordinate, or {corner * entries:.4g} for the tensor).",
             )
         probed.watch.doing = "probed for its metric"
         self.symmetry = invariance.measure(probed)
@@ -95,6 +109,19 @@ class Measurements:
         least = 0.25 if self.probed.random else 0.02
         self.probed.watch.doing = "probed for its memory of the variance"
         self.relaxed = memory.relaxation(self.probed, known, least)
+
+    def _probe_step_size(self) -> None:
+        probed = self.probed
+        probed.watch.doing = "probed for an estimate of its step size"
+        growth = invariance.step_size_growth(probed)
+        self.estimates_step_size = growth > _ESTIMATES
+        if self.estimates_step_size:
+            self.add(
+                "step-size estimation",
+                "It estimates its step size from the path (as Prodigy and D-Adaptation do): steps "
+                f"grow {growth:.2g} times as much in {invariance.SHORT} steps where the gradients "
+                "of other coordinates have one direction. So it has no lr of its own to report.",
+            )
 
     def _has_floor(self) -> bool:
         """Whether the corner is a floor under a remembered variance, not a limit on gradients."""
@@ -118,9 +145,10 @@ class Measurements:
         if not coupled and invariance.on_weight_size(probed) > bound:
             probed.rest = signs(probed.rng, *probed.shape)
             probed.decay = 0.0 if self.pull.decay is None else self.pull.decay.value
-            self.outside.append(
-                "The length of its steps depends on the size of the weights; what follows is for "
-                "weights whose root mean square is one."
+            self.add(
+                "trust ratio",
+                "The length of its steps depends on the size of the weights (a trust ratio); what "
+                "follows is for weights whose root mean square is one.",
             )
         try:
             moved = invariance.on_path(probed, self.pull)
@@ -128,10 +156,19 @@ class Measurements:
             self.outside.append(str(problem))
             return
         if moved > max(0.03, 3 * probed.slack) and not np.any(probed.rest):
-            self.outside.append(
+            copy = (
                 "It keeps a copy of the weights in its memory: put back where they were, they take "
-                f"other steps ({100 * min(moved, 1):.2g} %)."
+                f"other steps ({100 * min(moved, 1):.2g} %)"
             )
+            kind, k = invariance.kept_weights(probed)
+            if kind == "lookahead":
+                self.add(
+                    "lookahead", f"{copy}. Every {k} steps they return towards it (Lookahead)."
+                )
+            elif kind == "average":
+                self.add("parameter averaging", f"{copy}. It averages the weights (Schedule-Free).")
+            else:
+                self.add("copy of the weights", f"{copy}.")
         if self.pull.drift.form == "other":
             self.outside.append(
                 "Without gradients weights move, but not in proportion to themselves."
@@ -144,7 +181,9 @@ class Measurements:
         sizes = probed.size * np.array([1.0, 0.1, 10.0])[:tensors]
         g = rough_gradients(probed, sizes, steps)
         theta = probed.rng.standard_normal((tensors, *probed.shape))
-        if np.any(probed.rest):
+        if self.pull.drift.form == "other":  # there is no model of it
+            theta = np.zeros_like(theta)
+        elif np.any(probed.rest):
             theta = np.broadcast_to(probed.rest, theta.shape)
         return Examination(g, theta, probed.run(g, theta))
 
@@ -165,6 +204,8 @@ class Measurements:
             tuple(self.notes),
             tuple(self._curves(fit)),
             learner=None if self.outside else self.learner,
+            mechanisms=tuple(dict.fromkeys(self.mechanisms)),
+            unexplained=self.unexplained,
         )
 
     def _discount(self, fit: Fit | None) -> Discount:
@@ -210,8 +251,7 @@ def _memory(fit: Fit | None, balance: SignBalance | None, *, with_basis: bool) -
     gradient = got.get("beta1", Estimate.exactly(1.0))
     loose = 0.0
     if balance is not None:
-        ends = (balance.beta1.value, balance.beta1.low, balance.beta1.high)
-        gradient = Estimate(*(1 / (1 - b) for b in ends))
+        gradient = balance.beta1.map(lambda b: 1 / (1 - b))
         loose = 1e-3
     fresh, beta = model.fresh, model.beta1
     plain = abs(fresh) < 0.01 * (1 - beta) + loose
@@ -246,6 +286,13 @@ def _drift(pull: drift.Pull, fit: Fit | None) -> WeightDrift:
 
 def _notes(fit: Fit) -> Iterator[str]:
     model, got = fit.model, fit.estimates
+    if model.beta2 is None and model.beta1 and "lr" in got:
+        lr, kept = got["lr"].value, model.beta1
+        yield (
+            f"lr is the step per unit of a constant gradient: {lr:.4g} = {lr * (1 - kept):.4g} / "
+            f"(1 - {kept:.4g}), where {lr * (1 - kept):.4g} is the lr of torch and optax, whose "
+            "momentum is a sum and not a mean."
+        )
     if model.root and "root" in got:
         yield f"eps is under the root: {got['root'].value ** 2:.4g} is added to v."
     bent = "Steps are shortened where curvature bends them"

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from lossnav.inference.assumptions import Assumptions, Estimate
+from lossnav.inference.assumptions import CLOSE, Assumptions, Estimate, named
 
 _DISCOUNTS = {
     "ballistic": "none: the whole future counts, and steps go as 1/sqrt(variance)",
@@ -41,6 +41,9 @@ _DRIFTS = {
     "unknown": "not known",
 }
 _WIDTH, _MOST_SENTENCES = 100, 5
+SIZES = ("line", "screen", "all")
+"""Sizes of a report as text."""
+_LEFT = 1e-3  # a smaller unexplained share is not mentioned
 
 
 def rows(found: Assumptions) -> list[tuple[str, str]]:
@@ -128,6 +131,42 @@ def verdict(found: Assumptions) -> str:
     return text
 
 
+def line(found: Assumptions) -> str:
+    """What it is, in a sentence: a known optimizer, the mechanisms it adds, and what is left."""
+    near, left = found.nearest, found.unexplained
+    more = [name for name in found.mechanisms if name != "sum of squares"]
+    if found.mechanisms and left is not None and left < CLOSE and "lr" in found.settings:
+        base = _base(found)
+    elif near is not None and near.is_close:
+        base = named(near.name, near.settings)
+    elif found.learner is not None and not found.breaks:
+        base = f"the learning rule of an Objective ({found.learner.kind})"
+    else:
+        base = "no known optimizer"
+    words = f"{found.name}: {base}" + (f" with {', '.join(more)}" if more else "")
+    if left is not None and left > _LEFT:
+        words += f"; {min(left, 1):.2g} of its steps unexplained"
+    return words
+
+
+def _base(found: Assumptions) -> str:
+    """The member of the family that the mechanisms change."""
+    known = {name: e.value for name, e in found.settings.items()}
+    beta1, lr = known.get("beta1", 0.0), known["lr"]
+    decay = {}
+    if found.drift.form == "decoupled" and known.get("weight_decay"):
+        decay = {"weight_decay": known["weight_decay"]}
+    if "sum of squares" in found.mechanisms:
+        return named("Adagrad", {"lr": lr, **decay})
+    if "beta2" not in known:
+        momentum = {"momentum": beta1} if beta1 else {}
+        return named("SGD", {"lr": lr * (1 - beta1), **momentum, **decay})
+    if not beta1:
+        return named("RMSprop", {"lr": lr, "alpha": known["beta2"], **decay})
+    settings = {"lr": lr, "betas": (beta1, known["beta2"]), **decay}
+    return named("AdamW" if decay else "Adam", settings)
+
+
 def text(found: Assumptions) -> str:
     """The whole report as plain text."""
     lines = rows(found)
@@ -136,6 +175,8 @@ def text(found: Assumptions) -> str:
     parts = [f"{found.name}: what it assumes{seconds}", ""]
     parts += [f"{name:<{width}}{value}" for name, value in lines]
     parts += ["", verdict(found)]
+    if not found.breaks:
+        parts.append(f"  objective: {found.objective()!r}")
     parts += [f"  outside: {sentence}" for sentence in found.outside]
     parts += [f"  note: {sentence}" for sentence in found.notes]
     return "\n".join(parts)
@@ -164,7 +205,7 @@ def _essentials(found: Assumptions) -> list[tuple[str, str]]:
 
 def summary(found: Assumptions) -> str:
     """The essentials on one screen."""
-    lines = [textwrap.shorten(f"{found.name}: what it assumes", _WIDTH)]
+    lines = textwrap.wrap(line(found), _WIDTH, max_lines=3, placeholder=" ...")
     for name, value in _essentials(found):
         wrapped = textwrap.wrap(value, _WIDTH - 12, max_lines=2, placeholder=" ...")
         lines += [f"  {name if i == 0 else '':<10}{part}" for i, part in enumerate(wrapped)]

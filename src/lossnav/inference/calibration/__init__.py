@@ -196,7 +196,6 @@ def calibrate(
             f"Curvature was not measured: {rehearsal.no_curvature}. beta2 and gamma are kept."
         )
     pooled, tensors = _beliefs(rehearsal)
-    gain, half = choice.gain[0] * power, 1.96 * choice.gain[1] * power
     return Calibration(
         settings=_settings(rule, choice, memory),
         used={k: x for k, x in rule.items() if x is not None},
@@ -204,7 +203,7 @@ def calibrate(
         look_ahead=choice.nesterov,
         beta2=None if memory is None else memory.best,
         gamma=None if law is None else law.gamma,
-        gain=Estimate(gain, gain - half, gain + half),
+        gain=Estimate.within(choice.gain[0] * power, 1.96 * choice.gain[1] * power),
         alpha=pooled.alpha,
         ratio=pooled.ratio,
         predicts=pooled.beta1,
@@ -278,10 +277,8 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
         kappa = None
         if len(rehearsal.curvature):
             kappa = curvature_law.kappa(rehearsal.curvature[:, of], late[of], rehearsal.weight[of])
-        xi = (sigma * math.sqrt(x) for x in (fit.ratio.value, fit.ratio.low, fit.ratio.high))
-        found.append(
-            TensorBelief(rehearsal.names[i], fit.alpha, Estimate(*xi), sigma, fit.beta1, kappa)
-        )
+        xi = fit.ratio.map(lambda x, sigma=sigma: sigma * math.sqrt(x))  # type: ignore[misc]
+        found.append(TensorBelief(rehearsal.names[i], fit.alpha, xi, sigma, fit.beta1, kappa))
     return pooled, tuple(found)
 
 

@@ -165,8 +165,7 @@ def fit(
 
     def interval(function: Callable[[Any], float], i: int | None = None) -> Estimate:
         if i is not None:
-            ends = (x[i], x[i] - 1.96 * root[i], x[i] + 1.96 * root[i])
-            return Estimate(*(function(end) for end in ends))
+            return Estimate.within(x[i], 1.96 * root[i]).map(function)
         value = function(x)
         slope = np.array([(function(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])
         # through the logit, so that the ends stay between zero and one

@@ -6,48 +6,23 @@ where the simpler model leaves a residual, and kept if it explains most of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.least_squares import Fit, distance, fit
+from lossnav.inference.fit.least_squares import EARLY, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation
 from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs, training_gradients
 from lossnav.inference.probes.response import Response
 
-EARLY = 10
-"""First steps that are left out: how a memory starts is measured separately."""
 _EXACT = 2e-5
 _TRACE = 1e-4  # a saturation below this changes no step measurably
 _WORTH = 0.6  # a part is kept if it reduces the residual to less than this share
 _CORNERS = {"discount": "gamma", "eps": "eps", "root": "root"}
 _STARTS = [(True, True), (False, False), (False, True), (True, False)]
-
-
-@dataclass(frozen=True)
-class Observations:
-    """Gradients and the steps that followed."""
-
-    grads: FloatArray
-    steps: FloatArray
-    noise: FloatArray | None = None  # of each tensor's steps, if it is known
-    random: bool = False
-
-    def part(self, tensors: int, steps: int) -> Observations:
-        """A part of them, for quick fits."""
-        noise = None if self.noise is None else self.noise[:tensors]
-        part = slice(steps), slice(tensors)
-        return Observations(self.grads[part], self.steps[part], noise, self.random)
-
-    def fit(
-        self, model: DiagonalModel, names: Sequence[str], skip: int = EARLY, rounds: int = 30
-    ) -> Fit:
-        """Fit settings of a model to them."""
-        weights = {"random": self.noise is not None, "noise": self.noise}
-        return fit(model, names, self.grads, self.steps, skip=skip, rounds=rounds, **weights)  # type: ignore[arg-type]
 
 
 def sizes_about(probed: ProbedOptimizer, response: Response) -> FloatArray:
@@ -176,6 +151,8 @@ def _variants(model: DiagonalModel) -> Iterator[DiagonalModel]:
     if model.beta2 is not None and model.beta1:
         yield replace(model, centred=not model.centred, by_noise=False)
         yield replace(model, averages_steps=not model.averages_steps)
+        if model.averages_steps and model.diffuse != (True, True):
+            yield replace(model, diffuse=(True, True))
     if model.beta1 and not model.fresh and not model.by_noise:
         yield replace(model, fresh=1 - model.beta1)
     if model.fresh and not model.trend:

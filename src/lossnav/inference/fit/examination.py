@@ -12,8 +12,7 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Nearest
-from lossnav.inference.fit.diagonal import EARLY, Observations
-from lossnav.inference.fit.least_squares import distance, fit
+from lossnav.inference.fit.least_squares import EARLY, Observations, distance
 from lossnav.inference.fit.matrix_rules import BasisFit, PolarFit, run
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes.drift import Pull
@@ -67,9 +66,10 @@ def diagonal_members(
             "AdaBelief": replace(corrected, beta1=beta1 or 0.5, centred=True, eps=0.0, root=eps),
             **tried,
         }
+    plain = replace(observed, noise=None)
     for name, start in tried.items():
         names = ["lr"] + [x for x in ("beta1", "beta2", "eps", "root") if getattr(start, x)]
-        best = fit(start, names, observed.grads, observed.steps, skip=EARLY, rounds=12).model
+        best = plain.fit(start, names, rounds=12).model
         yield from _settings(name, best, _decay(pull))
 
 
@@ -135,7 +135,7 @@ def nearest(members: Iterator[tuple[str, Settings]], exam: Examination) -> Neare
     tried: list[tuple[float, int, str, Settings]] = []
     untried: dict[str, str] = {}
     for name, settings in members:
-        settings = {k: _rounded(v, k in _FRACTIONS) for k, v in settings.items()}
+        settings = {k: rounded(v, k in _FRACTIONS) for k, v in settings.items()}
         try:
             rule = zoo.MEMBERS[name](**settings)
         except (ValueError, ArithmeticError) as error:  # the best fit is outside its bounds
@@ -159,29 +159,29 @@ def nearest(members: Iterator[tuple[str, Settings]], exam: Examination) -> Neare
     return Nearest(name, settings, apart, others, untried)
 
 
-def _rounded(value: Any, fraction: bool = False) -> Any:
+def rounded(value: Any, fraction: bool = False) -> Any:
     """Plain numbers, rounded to five digits where that changes less than the fit's error.
 
     Of a decay factor it is 1 - beta that is rounded, so that a long memory stays finite.
 
     Examples:
-        >>> _rounded(0.10000000001), _rounded(0.9999991684712809, fraction=True)
+        >>> rounded(0.10000000001), rounded(0.9999991684712809, fraction=True)
         (0.1, 0.99999916847)
     """
     if isinstance(value, tuple):
-        return tuple(_rounded(x, fraction) for x in value)
+        return tuple(rounded(x, fraction) for x in value)
     if isinstance(value, bool | str | int):
         return value
     if fraction:
-        return float(f"{1 - _rounded(1 - float(value)):.15g}")
+        return float(f"{1 - rounded(1 - float(value)):.15g}")
     near = float(f"{float(value):.5g}")
     return near if abs(near - value) <= 1e-5 * abs(value) else float(value)
 
 
 def schedule_sentences(
     probed: ProbedOptimizer, model: DiagonalModel, missed: float, tolerance: float = 0.02
-) -> Iterator[str]:
-    """Sentences on warm-up, other schedules inside the optimizer, and variance never forgotten.
+) -> Iterator[tuple[str, str]]:
+    """Warm-up, other schedules inside the optimizer, and variance never forgotten.
 
     Random signs of one size for 600 steps, then far smaller ones; lengths relative to the model.
     If the model ``missed`` a large share of the steps, only strong effects are reported.
@@ -201,15 +201,15 @@ def schedule_sentences(
     relative = [r / ratios[-1] for r in ratios]
     story = ", ".join(f"{r:.3g} by step {age}" for r, age in zip(relative, ages[1:], strict=True))
     if missed > _STRANGE:
-        if max(abs(r - 1) for r in relative[3:]) > 0.2:
-            yield f"The length of its steps changes with their count ({story})."
+        if max(abs(r - 1) for r in relative[3:]) > 0.2:  # sums of squares change it as well
+            yield "", f"The length of its steps changes with their count ({story})."
         return
     if relative[0] < 1 - tolerance and all(a <= b + tolerance for a, b in pairwise(relative)):
-        yield f"It warms up: the first steps are shorter than the rest ({story})."
+        yield "warm-up", f"It warms up: the first steps are shorter than the rest ({story})."
     elif max(abs(r - 1) for r in relative[2:]) > tolerance:
-        yield f"The length of its steps changes with their count ({story})."
+        yield "schedule", f"The length of its steps changes with their count ({story})."
     elif max(abs(r - 1) for r in relative[:2]) > 0.05:
-        yield f"Its first steps have a length of their own ({story})."
+        yield "schedule", f"Its first steps have a length of their own ({story})."
     if model.trend:  # the trend is not known for so many steps
         return
     # By the last hundred steps the mean has nearly forgotten the larger gradients.
@@ -217,31 +217,41 @@ def schedule_sentences(
     if abs(lull - 1) > max(_RECALLED, 3 * missed):
         like = ", as if the largest variance were kept (AMSGrad)" if lull < 1 else ""
         yield (
+            "largest variance" if lull < 1 else "long memory",
             "It does not forget large gradients as its memory of the variance would: "
-            f"{_LULL} steps after them its steps are {lull:.3g} times as long{like}."
+            f"{_LULL} steps after them its steps are {lull:.3g} times as long{like}.",
         )
 
 
-def residual_sentences(steps: FloatArray, expected: FloatArray, slack: float) -> Iterator[str]:
-    """Sentences on what a model misses on rough gradients: clipping, or an unnamed residual."""
+def residual_sentences(
+    steps: FloatArray, expected: FloatArray, slack: float
+) -> Iterator[tuple[str, str]]:
+    """What a model misses on rough gradients: clipping, or a residual without a name."""
     steps, expected = steps[EARLY:], expected[EARLY:]
     apart = distance(steps, expected)
     if apart < max(TOLERANCE, 3 * slack):
         return
     limit = _limit(steps, expected)
     if limit is not None:
-        yield f"It clips: no coordinate moves by more than {limit:.4g} in a step."
+        yield (
+            "clip of steps by value",
+            f"It clips: no coordinate moves by more than {limit:.4g} in a step.",
+        )
         return
     axes = tuple(range(2, steps.ndim))
     lengths, wanted = (np.sqrt((a**2).sum(axis=axes)) for a in (steps, expected))
     top = float(lengths.max())
     at = lengths > top * (1 - 1e-6)
     if at.sum() >= 4 and (wanted[at] > top * (1 - 1e-3)).mean() > 0.9:
-        yield f"It clips: steps of a tensor longer than {top:.4g} are shortened to it."
+        yield (
+            "clip of steps by norm",
+            f"It clips: steps of a tensor longer than {top:.4g} are shortened to it.",
+        )
         return
     yield (
+        "",
         f"{100 * min(apart, 1.0):.2g} % of its steps (root mean square, on gradients with spikes "
-        "and silence) is explained by no setting of the family."
+        "and silence) is explained by no setting of the family.",
     )
 
 

@@ -20,7 +20,9 @@ from lossnav.inference.fit.simulation import DiagonalModel
 
 RESOLUTION = 1e-6
 """Relative half-width of the narrowest interval: the limit set by rounding."""
-_MEMORIES = ("beta1", "beta2")
+EARLY = 10
+"""First steps that are left out: how a memory starts is measured separately."""
+_MEMORIES = ("beta1", "beta2", "beta3")
 _LONGEST = 14.0  # logarithm of a million steps: longer than any probe
 _UNKNOWN = 7.0  # an interval from a thousandth to a thousand times the number is wide enough
 _PLAIN = ("fresh", "trend", "growth", "shared")
@@ -65,71 +67,81 @@ def _weights(steps: FloatArray) -> FloatArray:
     return 1 / np.where(size > 0, size, 1.0)
 
 
-def fit(
-    model: DiagonalModel,
-    names: Sequence[str],
-    grads: FloatArray,
-    steps: FloatArray,
-    *,
-    random: bool = False,
-    skip: int = 0,
-    rounds: int = 30,
-    noise: FloatArray | None = None,
-) -> Fit:
-    """Fit the settings ``names`` of a model to the steps of an optimizer.
+@dataclass(frozen=True)
+class Observations:
+    """Gradients ``(T, P, *shape)`` and the steps that followed.
 
-    Args:
-        model: Start of the fit, and all settings that are not in ``names``.
-        names: Settings to fit.
-        grads, steps: Gradients and the optimizer's steps, ``(T, P, *shape)``.
+    Attributes:
+        noise: Noise of the steps of each tensor ``(P,)``, for weights; all alike by default.
         random: Whether the steps have noise of their own. If not, residuals are systematic, and
             intervals are widened accordingly.
-        skip: First steps to leave out.
-        rounds: Maximal number of evaluations.
-        noise: Noise of the steps of each tensor ``(P,)``, for weights; all alike by default.
 
     Examples:
         >>> g = np.random.default_rng(0).standard_normal((60, 2, 5))
-        >>> truth = DiagonalModel(0.1, beta1=0.9).steps(g)
-        >>> found = fit(DiagonalModel(0.2, beta1=0.5), ["lr", "beta1"], g, truth)
+        >>> observed = Observations(g, DiagonalModel(0.1, beta1=0.9).steps(g))
+        >>> found = observed.fit(DiagonalModel(0.2, beta1=0.5), ["lr", "beta1"], skip=0)
         >>> print(found.estimates["lr"], found.estimates["beta1"])
         0.1 10
     """
-    scale = _weights(steps[skip:])
-    if noise is not None:
-        sizes = noise.reshape(scale.shape)
-        scale = math.sqrt(float(((sizes * scale) ** 2).mean())) / sizes
 
-    def tuned(x: FloatArray) -> DiagonalModel:
-        pairs = zip(names, x, strict=True)
-        given: dict[str, Any] = {name: from_scale(name, float(v)) for name, v in pairs}
-        return replace(model, **given)
+    grads: FloatArray
+    steps: FloatArray
+    noise: FloatArray | None = None
+    random: bool = False
 
-    def left(x: FloatArray) -> FloatArray:
-        gap = (tuned(x).steps(grads)[skip:] - steps[skip:]) * scale
-        return np.clip(np.nan_to_num(gap, nan=1e3), -1e3, 1e3).ravel()
+    def part(self, tensors: int, steps: int) -> Observations:
+        """The first tensors and steps, for quick fits."""
+        noise = None if self.noise is None else self.noise[:tensors]
+        part = slice(steps), slice(tensors)
+        return Observations(self.grads[part], self.steps[part], noise, self.random)
 
-    start = np.array([to_scale(name, getattr(model, name)) for name in names])
-    low = np.array([0.0 if name in _MEMORIES else -np.inf for name in names])
-    high = np.array([_LONGEST if name in _MEMORIES else np.inf for name in names])
-    found = optimize.least_squares(
-        left,
-        np.clip(start, low + 1e-6, high - 1e-6),
-        bounds=(low, high),
-        max_nfev=rounds,
-        xtol=1e-11,
-        ftol=1e-12,
-        gtol=1e-14,
-    )
-    free = max(found.fun.size - len(names), 1)
-    variance = 2 * found.cost / free * (1 if random else len(grads))
-    cov = variance * np.linalg.pinv(found.jac.T @ found.jac)
-    half = stats.t.ppf(0.975, free) * np.sqrt(np.maximum(np.diag(cov), 0.0))
-    estimates = {
-        name: interval(name, float(x), float(h))
-        for name, x, h in zip(names, found.x, half, strict=True)
-    }
-    return Fit(tuned(found.x), estimates, float(np.sqrt(2 * found.cost / found.fun.size)))
+    def fit(
+        self, model: DiagonalModel, names: Sequence[str], skip: int = EARLY, rounds: int = 30
+    ) -> Fit:
+        """Fit the settings ``names`` of a model.
+
+        Args:
+            model: Start of the fit, and all settings that are not in ``names``.
+            names: Settings to fit.
+            skip: First steps to leave out.
+            rounds: Maximal number of evaluations.
+        """
+        steps = self.steps[skip:]
+        scale = _weights(steps)
+        if self.noise is not None:
+            sizes = self.noise.reshape(scale.shape)
+            scale = math.sqrt(float(((sizes * scale) ** 2).mean())) / sizes
+
+        def tuned(x: FloatArray) -> DiagonalModel:
+            pairs = zip(names, x, strict=True)
+            given: dict[str, Any] = {name: from_scale(name, float(v)) for name, v in pairs}
+            return replace(model, **given)
+
+        def left(x: FloatArray) -> FloatArray:
+            gap = (tuned(x).steps(self.grads)[skip:] - steps) * scale
+            return np.clip(np.nan_to_num(gap, nan=1e3), -1e3, 1e3).ravel()
+
+        start = np.array([to_scale(name, getattr(model, name)) for name in names])
+        low = np.array([0.0 if name in _MEMORIES else -np.inf for name in names])
+        high = np.array([_LONGEST if name in _MEMORIES else np.inf for name in names])
+        found = optimize.least_squares(
+            left,
+            np.clip(start, low + 1e-6, high - 1e-6),
+            bounds=(low, high),
+            max_nfev=rounds,
+            xtol=1e-11,
+            ftol=1e-12,
+            gtol=1e-14,
+        )
+        free = max(found.fun.size - len(names), 1)
+        variance = 2 * found.cost / free * (1 if self.random else len(self.grads))
+        cov = variance * np.linalg.pinv(found.jac.T @ found.jac)
+        half = stats.t.ppf(0.975, free) * np.sqrt(np.maximum(np.diag(cov), 0.0))
+        estimates = {
+            name: interval(name, float(x), float(h))
+            for name, x, h in zip(names, found.x, half, strict=True)
+        }
+        return Fit(tuned(found.x), estimates, float(np.sqrt(2 * found.cost / found.fun.size)))
 
 
 def interval(name: str, x: float, half: float) -> Estimate:
@@ -152,5 +164,4 @@ def of_samples(samples: FloatArray, floor: float = RESOLUTION) -> Estimate:
     mean, count = float(np.mean(samples)), len(samples)
     spread = float(np.std(samples, ddof=1)) if count > 1 else 0.0
     half = stats.t.ppf(0.975, max(count - 1, 1)) * spread / math.sqrt(count)
-    half = max(half, floor * abs(mean))
-    return Estimate(mean, mean - half, mean + half)
+    return Estimate.within(mean, max(half, floor * abs(mean)))

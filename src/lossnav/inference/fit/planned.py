@@ -15,8 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.diagonal import EARLY, Observations
-from lossnav.inference.fit.least_squares import Fit, distance
+from lossnav.inference.fit.least_squares import EARLY, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.learner import Learner
 from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, training_gradients

@@ -123,7 +123,7 @@ class DiagonalModel:
             before = np.concatenate([np.broadcast_to(past.mean, m[:1].shape), m[:-1]])
             deviations = self.beta1 * (grads - before)
         squares = deviations * deviations
-        count = _count(grads, past.age)
+        count = count_of(grads, past.age)
         if self.growth is not None:
             v = np.empty_like(squares)
             last = np.zeros_like(squares[0])
@@ -140,7 +140,7 @@ class DiagonalModel:
 
     def _mean(self, grads: FloatArray, v: FloatArray, past: History) -> FloatArray:
         """The mean that the step is made of."""
-        count = _count(grads, past.age)
+        count = count_of(grads, past.age)
         if self.by_noise:
             K = SteadyKalman(self.beta1).gain(v, count, self._typical(v, past))
             m, last = np.empty_like(grads), np.zeros_like(grads[0])
@@ -164,7 +164,7 @@ class DiagonalModel:
         else:
             assert self.beta2 is not None
             mean = averaged(past.typical, self.beta2)
-            mean = mean / one_minus_power(self.beta2, _count(mean, past.age))
+            mean = mean / one_minus_power(self.beta2, count_of(mean, past.age))
         return np.concatenate([mean[:1], mean[:-1]])
 
 
@@ -182,6 +182,6 @@ def averaged(x: FloatArray, beta: float, start: Any = 0.0) -> FloatArray:
     return result
 
 
-def _count(x: FloatArray, age: float = 0.0) -> FloatArray:
+def count_of(x: FloatArray, age: float = 0.0) -> FloatArray:
     """Number of each step, in a shape that broadcasts with ``x``."""
     return (age + np.arange(1.0, len(x) + 1)).reshape(-1, *[1] * (x.ndim - 1))

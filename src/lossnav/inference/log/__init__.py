@@ -180,8 +180,8 @@ def _of_linear(
     momentum = fit.momentum
     if momentum.holds(0.0):
         momentum = Estimate(0.0, 0.0, max(momentum.high, 0.0))
-    pairs = zip(_ends(lr), _ends(momentum), strict=True)
-    response = Estimate(*(rate / (1 - mu) for rate, mu in pairs))
+    ends = ((lr.value, momentum.value), (lr.low, momentum.low), (lr.high, momentum.high))
+    response = Estimate(*(rate / (1 - mu) for rate, mu in ends))
     settings: dict[str, Any] = {"lr": lr.value}
     if momentum.value:
         settings |= {"momentum": momentum.value}
@@ -318,23 +318,19 @@ def _nearest(name: str, settings: dict[str, Any], distance: float) -> Nearest:
     return Nearest(name, {key: tidy(value) for key, value in settings.items()}, distance)
 
 
-def _ends(e: Estimate) -> tuple[float, float, float]:
-    return e.value, e.low, e.high
-
-
 def _rate(factor: Estimate, training: Sequence[Segment]) -> Estimate:
     """The learning rate at the first recorded step that has one above zero."""
     above = training[0].lr[training[0].lr > 0]
     first = float(above[0]) if len(above) else 1.0
-    return Estimate(*(first * x for x in _ends(factor)))
+    return factor.map(lambda x: first * x)
 
 
 def _memory(beta: Estimate) -> Estimate:
-    return Estimate(*(1 / max(1 - max(0.0, x), 1e-12) for x in _ends(beta)))
+    return beta.map(lambda x: 1 / max(1 - max(0.0, x), 1e-12))
 
 
 def _drift(decay: Estimate, lr: Estimate, form: str) -> WeightDrift:
     if decay.holds(0.0):
-        return WeightDrift("none", decay=Estimate(0.0, lr.value * decay.low, lr.value * decay.high))
-    each = Estimate(*(lr.value * x for x in _ends(decay)))
-    return WeightDrift(form, decay=each, weight_decay=decay)
+        decay = replace(decay, value=0.0)
+        return WeightDrift("none", decay=decay.map(lambda x: lr.value * x))
+    return WeightDrift(form, decay=decay.map(lambda x: lr.value * x), weight_decay=decay)

@@ -366,7 +366,7 @@ class _LateProblem:
             "beta1": beta(1),
             "beta2": beta(2),
             "eps": Estimate(0.0, 0.0, math.inf),
-            "weight_decay": Estimate(float(x[3]), float(x[3]) - wide, float(x[3]) + wide),
+            "weight_decay": Estimate.within(float(x[3]), wide),
         }
         if self.variant.discounted:
             estimates["gamma"] = positive(5)

@@ -213,5 +213,5 @@ def _least(
 
 
 def _estimate(value: float, error: float) -> Estimate:
-    half = 1.96 * error + 2e-7 * abs(value)  # constants are rounded to single precision, too
-    return Estimate(value, value - half, value + half)
+    # constants are rounded to single precision, too
+    return Estimate.within(value, 1.96 * error + 2e-7 * abs(value))

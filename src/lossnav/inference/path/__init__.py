@@ -162,12 +162,10 @@ class _Profile:
         self.grid = _GRID if model.linear else _GRID[::2]
         for z in self.grid[1:]:
             self.at(z)
-        for z in (
-            self.grid[-2::-1] if model.linear else ()
-        ):  # a better fit may have been found on the way
-            again = self._fit(z, self._nearest(z, above=True).x)
-            if again.S < self._known[z].S:
-                self._known[z] = again
+        if model.linear:  # a better fit may have been found on the way
+            for z in self.grid[-2::-1]:
+                again = self._fit(z, self._nearest(z, above=True).x)
+                self._known[z] = min(self._known[z], again, key=lambda fit: fit.S)
         self.best = self._minimum()
 
     def points(self) -> list[_Fit]:

@@ -67,7 +67,7 @@ def measure(probed: ProbedOptimizer, *, whole: bool = True) -> Pull:
     else:
         value = -float(np.trace(A)) / n
         half = max(2.0 * spread / math.sqrt(n), 2 * RESOLUTION * abs(value))
-        decay = Estimate(value, value - half, value + half)
+        decay = Estimate.within(value, half)
         plain = float(np.linalg.norm(A + value * np.eye(n)) / np.linalg.norm(A))
     allowed = _SAME
     if random and A is not None:
@@ -101,7 +101,7 @@ def _offset(probed: ProbedOptimizer) -> Estimate | None:
     noise = float(still.std(axis=(0, 1)).max()) * math.sqrt(mean.size)
     if size <= max(1e-12, 2 * noise):
         return None
-    return Estimate(size, size - noise - RESOLUTION * size, size + noise + RESOLUTION * size)
+    return Estimate.within(size, noise + RESOLUTION * size)
 
 
 def _penalty(
@@ -128,7 +128,7 @@ def _penalty(
             break
     each = ((slope * (up - at)).sum(axis=0) / np.maximum((slope**2).sum(axis=0), 1e-300)).mean()
     half = max(abs(float(each)), RESOLUTION * abs(w))
-    return Estimate(w, w - half, w + half), float(np.sqrt(((up - at) ** 2).mean())) / size
+    return Estimate.within(w, half), float(np.sqrt(((up - at) ** 2).mean())) / size
 
 
 def _matrix(odd: FloatArray, x: FloatArray) -> tuple[FloatArray, float]:
@@ -151,7 +151,7 @@ def _split(
     return WeightDrift(
         "linear",
         decay=decay if losing else None,
-        rotation=Estimate(angle, angle - half, angle + half) if turning else None,
+        rotation=Estimate.within(angle, half) if turning else None,
         offset=offset,
         scales_with_lr=scales,
         matrix=tuple(map(tuple, A.tolist())) if len(A) <= _SMALL_MATRIX else (),

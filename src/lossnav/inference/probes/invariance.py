@@ -8,6 +8,7 @@ other tensors and the weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from lossnav.inference.probes.probed_optimizer import (
 _STEPS, _SETTLED = 60, 40
 _SAME = 0.02
 """Relative difference below which steps count as the same: bfloat16 has eight bits."""
-_SHORT, _LONG = 24, 80
+SHORT, _LONG = 24, 80
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def measure(probed: ProbedOptimizer) -> Symmetry:
     one_length = lengths.size > 0 and lengths.std() < 1e-4 * lengths.mean()
     kind = _kind(distances, others, matrix and _orthogonal(d[late]), same)
     if kind == "diagonal" and matrix and not one_length:
-        kind, distances["factors"] = _factored(probed)
+        factored, distances["factors"] = _factored(probed)
+        kind = "factored" if factored else kind
     return Symmetry(Structure(kind, distances, others), bool(one_length), _one_direction(d))
 
 
@@ -115,7 +117,7 @@ def _one_direction(d: FloatArray) -> bool:
     return bool(s[0] > 0 and s[1] < 1e-6 * s[0])
 
 
-def _factored(probed: ProbedOptimizer) -> tuple[str, float]:
+def _factored(probed: ProbedOptimizer) -> tuple[bool, float]:
     """Whether the response goes by a coordinate's own noise, or by that of its row and column.
 
     The distance is the share of the response's variance that rows and columns do not explain.
@@ -129,17 +131,17 @@ def _factored(probed: ProbedOptimizer) -> tuple[str, float]:
     spread = response - response.mean()
     total = float((spread**2).sum())
     if total < 1e-8:
-        return "diagonal", 1.0
+        return False, 1.0
     fit = response.mean(1, keepdims=True) + response.mean(0, keepdims=True) - response.mean()
     by_factors = float(((response - fit) ** 2).sum()) / total
     x = np.log(noise) - np.log(noise).mean()
     own = spread - x * (x * spread).sum() / (x * x).sum()
     by_own = float((own**2).sum()) / total
-    return ("factored" if by_factors < 0.02 < by_own else "diagonal"), by_factors
+    return by_factors < 0.02 < by_own, by_factors
 
 
 def _noise(probed: ProbedOptimizer) -> FloatArray:
-    return probed.size * probed.rng.standard_normal((_SHORT, 2, *probed.shape))
+    return probed.size * probed.rng.standard_normal((SHORT, 2, *probed.shape))
 
 
 def randomness(probed: ProbedOptimizer) -> float:
@@ -148,7 +150,7 @@ def randomness(probed: ProbedOptimizer) -> float:
     steps = probed.run(g)
     if not np.any(steps):
         raise ProbeError(
-            f"{probed.name} made no step after {_SHORT} gradients, with the weights at zero: is "
+            f"{probed.name} made no step after {SHORT} gradients, with the weights at zero: is "
             "its learning rate zero?"
         )
     apart = gap(steps, probed.run(g))
@@ -192,3 +194,58 @@ def on_path(probed: ProbedOptimizer, pull: Pull) -> float:
         return gap(free, probed.run(g + pull.penalty.value * away, x))
     decayed = 0.0 if pull.decay is None else -pull.decay.value * away
     return gap(free, probed.run(g, x) + decayed)
+
+
+def step_size_growth(probed: ProbedOptimizer) -> float:
+    """How much longer steps grow if *other* coordinates have gradients of one direction.
+
+    Half of the coordinates have random signs. Their steps grow with time where the optimizer takes
+    a constant direction of the other half as evidence for a larger step size of all. The ratio is 1
+    for schedules, which grow in either case, and for step sizes of each coordinate.
+    """
+    n, rng = math.prod(probed.shape), np.random.default_rng(0)  # the other probes' stay the same
+    if n < 2:
+        return 1.0
+    mixed = signs(rng, SHORT, 1, *probed.shape)
+    half = (np.arange(n) % 2 == 0).reshape(probed.shape)
+    agreeing = np.where(half, mixed[0], mixed)
+    x = rng.standard_normal((1, *probed.shape))
+    growth = []
+    for g in (agreeing, mixed):
+        moves = probed.run(probed.size * g, x, free=True)[:, 0, ~half]
+        early, late = (float(np.abs(part).mean()) for part in (moves[2:6], moves[-4:]))
+        growth.append(late / early if early else 1.0)
+    return float(growth[0] / growth[1]) if growth[1] else 1.0
+
+
+def clips_by_norm(probed: ProbedOptimizer, corner: float) -> bool:
+    """Whether one large coordinate shortens the steps of the others."""
+    g = np.full((3, 2, *probed.shape), corner / (1000 * math.prod(probed.shape)))
+    g[:, 1].reshape(3, -1)[:, 0] = 1e4 * corner
+    moves = probed.run(g).reshape(3, 2, -1)[:, :, 1:]
+    return gap(moves[:, 0], moves[:, 1]) > 0.1
+
+
+def kept_weights(probed: ProbedOptimizer) -> tuple[str, int]:
+    """What a copy of the weights is for: ``"lookahead"``, ``"average"`` or ``"other"``.
+
+    Gradients of one direction for a while, then none. A slow copy that weights return to every k
+    steps shows as steps back at multiples of k. Weights that are averaged with those ahead of them
+    go on moving forward, by a power of time; a memory of gradients ends exponentially.
+
+    Returns:
+        The kind, and k.
+    """
+    way = signs(probed.rng, 1, *probed.shape)
+    g = np.zeros((4 * _LONG, 1, *probed.shape))
+    g[:_LONG] = probed.size * way
+    moves = probed.run(g, np.zeros((1, *probed.shape)), free=True)
+    forward = -(moves * way).reshape(len(moves), -1).mean(axis=1)
+    back = np.flatnonzero(forward[:_LONG] < 0) + 1
+    spacing = set(np.diff(back).tolist())
+    if len(back) >= 4 and len(spacing) == 1 and back[0] % (k := spacing.pop()) == 0:
+        return "lookahead", k
+    early, late = forward[_LONG + 20 : _LONG + 60].mean(), forward[-80:-40].mean()
+    if early > 0 and 0.01 * early < late < early:
+        return "average", 0
+    return "other", 0

@@ -150,6 +150,11 @@ class ProbedOptimizer:
                 f"{self.name} needs a closure that computes the loss again, and a probe has "
                 "gradients but no loss: it cannot be inferred."
             )
+        if "does not require grad" in text or "create_graph" in text:
+            return ProbeError(
+                f"{self.name} needs second derivatives of the loss, and a probe has gradients but "
+                "no loss: it cannot be inferred."
+            )
         when = "when it was made" if step is None else f"at step {step + 1}"
         what = f"{type(error).__name__} {when}" + (f": {text}" if text else "")
         return ProbeError(f"{self.name} raised {what}.")

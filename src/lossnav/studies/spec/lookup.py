@@ -80,6 +80,12 @@ def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
     return [name for name in required if name not in given]
 
 
+def defaults(function: Callable[..., Any], names: Collection[str]) -> dict[str, Any]:
+    """Default values of those settings that a function has."""
+    found = {p.name: p.default for p in _parameters(function) or () if p.name in names}
+    return {name: value for name, value in found.items() if isinstance(value, float | int | tuple)}
+
+
 def check_settings(what: str, settings: Mapping[str, Any], known: Collection[str] | None) -> None:
     """Refuse a setting that ``what`` does not take; None as ``known`` takes any."""
     if known is None:
