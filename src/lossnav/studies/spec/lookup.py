@@ -82,7 +82,7 @@ def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
 
 def defaults(function: Callable[..., Any], names: Collection[str]) -> dict[str, Any]:
     """Default values of those settings that a function has."""
-    found = {p.name: p.default for p in _parameters(function) or () if p.name in names}
+    found = {p.name: p.default for p in (parameters(function) or {}).values() if p.name in names}
     return {name: value for name, value in found.items() if isinstance(value, float | int | tuple)}
 
 
