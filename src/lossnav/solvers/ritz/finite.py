@@ -18,7 +18,7 @@ from lossnav.solvers.ritz.ends import rate
 from lossnav.solvers.ritz.guesses import guesses, moments
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
-from lossnav.solvers.ritz.refinement import SLOW_START, UNKNOWN, compare, refine, trajectory
+from lossnav.solvers.ritz.refinement import SLOW, SLOW_START, UNKNOWN, compare, refine, trajectory
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
@@ -50,19 +50,27 @@ def solve_finite(
     mesh = Mesh(_edges(ritz, problem, pace, fading), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
     limit = math.inf
+
+    def behind(result: Minimum) -> bool:
+        late = result.iterations > SLOW
+        return late and any(_order(one) < (False, result.J) for one in found)
+
     for guess in guesses(ritz, problem, mesh, pace):
         if guess.J > limit:
             continue
         accuracy = 1e-11 if ritz.elements else COARSE
-        result = minimise(functional, mesh, guess.points, ritz.iterations, accuracy)
+        result = minimise(functional, mesh, guess.points, ritz.iterations, accuracy, behind)
         if not found and result.status is Status.CONVERGED and math.isfinite(guess.J):
             limit = result.J + _HOPE * (guess.J - result.J)
-        if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
+        same = [one for one in found if abs(result.J - one.J) <= 1e-3 * abs(one.J)]
+        if not same:
             found.append(result)
+        elif _order(result) < min(_order(one) for one in same):
+            found = [one for one in found if one not in same] + [result]
         if result.status is Status.INTERRUPTED:
             best = min(found, key=lambda m: m.J)
             return trajectory(replace(best, status=result.status), UNKNOWN)
-    found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
+    found.sort(key=_order)
     paths: list[Trajectory] = []
     if ritz.margin < 1:
         floor = lowest(objective, found, float(functional.on(mesh).weight.sum()))
@@ -73,7 +81,7 @@ def solve_finite(
                 raise ValueError("No path is better than one that comes to rest.")
 
     def again(result: Minimum) -> bool:
-        return any(
+        return crawls(result, paths) or any(
             abs(result.J - path.J) <= 1e-4 * abs(path.J)
             and ((ritz.margin < 1 and alike(result, path, T)) or same_curve(result, path))
             for path in paths
@@ -90,6 +98,11 @@ def solve_finite(
             if not paths:
                 raise
     return best_of(paths)
+
+
+def _order(one: Minimum) -> tuple[bool, float]:
+    """Paths that converged before the others, each by their J."""
+    return one.status is not Status.CONVERGED, one.J
 
 
 def _edges(ritz: Ritz, problem: PathProblem, pace: float, fading: bool) -> FloatArray:
@@ -157,6 +170,19 @@ def same_curve(one: Minimum, path: Trajectory) -> bool:
     t = np.interp(np.arange(0, nodes[-1], 0.2), nodes, path.t)
     gaps = cdist(one.points, path.at(t)).min(axis=1)
     return bool(gaps.max() <= _ALIKE * np.linalg.norm(np.ptp(one.points, axis=0)))
+
+
+def crawls(result: Minimum, found: Sequence[Trajectory]) -> bool:
+    """Whether a path converges slowly, and is worse than one of ``found``.
+
+    On an infinite horizon it waits for ever longer as the mesh grows, where that is better than to
+    go on to its end; on a finite one it moves where the discount hides it.
+    """
+    rest = result.functional.rest
+    worse = any(
+        path.status.ok and (path.rest < rest - 1e-9 or path.J < result.J) for path in found
+    )
+    return worse and result.iterations > SLOW
 
 
 def best_of(paths: list[Trajectory]) -> Trajectory:

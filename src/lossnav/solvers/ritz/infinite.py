@@ -18,36 +18,47 @@ from lossnav.problem.objective import Objective
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.cycles import check_no_cycle
-from lossnav.solvers.ritz.ends import End, ends_near, rate
-from lossnav.solvers.ritz.finite import COARSE, best_of, contenders
-from lossnav.solvers.ritz.guesses import bump, near
+from lossnav.solvers.ritz.ends import End, descend, ends_near, rate, rest_jet
+from lossnav.solvers.ritz.finite import COARSE, best_of, contenders, crawls
+from lossnav.solvers.ritz.guesses import bump, carried, indirect, is_thorough, near
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
-from lossnav.solvers.ritz.refinement import refine, trajectory
+from lossnav.solvers.ritz.refinement import SLOW, refine, trajectory
 from lossnav.solvers.ritz.windows import APPROACH, is_late, solve_undirected, window
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
+_LED = 4
+"""How many indirect ways to an end are solved, for this many ends: those of the best paths."""
+_CARRIED = 100.0
+"""For how long the drift carries a path, in units of the fastest change at its start."""
+_FAR = 4.0
+"""An end that a path reaches after this many times the time that matters is not tried."""
+
 
 def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     objective, theta0, tol = problem.objective, problem.theta0, problem.tol
     found: list[Trajectory] = []
-    places = near(ritz, objective, theta0)
+    places = [*near(ritz, objective, theta0), *_downstream(ritz, objective, theta0)]
     ends, reasons = ends_near(objective, places)
     time = window(objective, tol)
     coarse: list[Minimum] = []
     pace = rate(objective, theta0)
     for end in ends:
         try:
-            if is_late(end, time):
+            if is_late(end, time) or _horizon(objective, theta0, end) > _FAR * time:
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
             coarse.append(_to_end(ritz, problem, end, ends, pace))
         except ValueError as error:
-            reasons.append(str(error))
+            reasons.append(error)
     # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
-    coarse.sort(key=lambda one: (round(one.functional.rest, 9), one.J))
+    coarse.sort(key=_rank)
+    if is_thorough(ritz, theta0):
+        lowest = [one for one in coarse if _rank(one)[0] == _rank(coarse[0])[0]][:_LED]
+        coarse[: len(lowest)] = [_led(ritz, one, ends) for one in lowest]
+        coarse.sort(key=_rank)
     hopeful = _hopeful(coarse, ritz.margin)
     for place, one in enumerate(coarse):
         if found and place >= hopeful:
@@ -55,7 +66,7 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
         try:
             found.append(_refined(ritz, one, ends, tol, found))
         except ValueError as error:
-            reasons.append(str(error))
+            reasons.append(error)
     late = any(is_late(end, time) for end in ends)
     if not found and ends and not late and ritz.margin < 1:  # too many were given up
         return solve_infinite(replace(ritz, margin=1.0), problem)
@@ -84,6 +95,33 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     return best
 
 
+def _downstream(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+    """Points of rest near which the drift alone carries a path, at no cost of motion."""
+    if objective.drift is None or ritz.ends is not None or not is_thorough(ritz, theta0):
+        return []
+    t = np.concatenate([[0.0], np.geomspace(1, _CARRIED, 8) / rate(objective, theta0)])
+    path = carried(objective, theta0, t)
+    points = descend(rest_jet(objective), path[np.isfinite(path).all(axis=1)][1:])
+    return [point for point in points if np.isfinite(point).all()]
+
+
+def _rank(one: Minimum) -> tuple[float, float]:
+    return round(one.functional.rest, 9), one.J
+
+
+def _led(ritz: Ritz, one: Minimum, ends: Sequence[End]) -> Minimum:
+    """The best of a coarse path and of those that indirect ways to its end lead to."""
+    functional, mesh, end = one.functional, one.mesh, one.functional.end
+    assert end is not None
+    tries = [one]
+    others = [other.theta for other in ends if other is not end]
+    for path in indirect(functional, mesh, others, _LED):
+        found = minimise(functional, mesh, path, min(ritz.iterations, 2 * SLOW), COARSE)
+        if _arrived(found, end):
+            tries.append(found)
+    return min(tries, key=_rank)
+
+
 def _hopeful(ranked: Sequence[Minimum], margin: float) -> int:
     """The number of coarse paths, best first, that may still be the best."""
     if margin >= 1 or not ranked:
@@ -108,7 +146,7 @@ def _to_end(
         return ritz.margin < 1 and _lingers(result, [one for one in ends if one is not end])
 
     widest = max(end.slow, objective.gamma / 0.75)
-    horizon = max(APPROACH / end.slow, 4 * _travel_time(objective, theta0, end))
+    horizon = _horizon(objective, theta0, end)
     for _ in range(3):
         mesh = Mesh(graded(horizon, fast, slow=widest), 3)
         way, pace = theta0 - end.theta, end.slow * mesh.t
@@ -118,7 +156,7 @@ def _to_end(
         if ritz.guess is not None:
             guesses.append(ritz.guess(mesh.t))
         tries = [
-            minimise(functional, mesh, guess, ritz.iterations, COARSE, hopeless)
+            minimise(functional, mesh, guess, min(ritz.iterations, 2 * SLOW), COARSE, hopeless)
             for guess in guesses
         ]
         result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
@@ -132,6 +170,11 @@ def _to_end(
             break
         horizon *= 2
     raise ValueError(f"The best path does not settle at {end.theta}.")
+
+
+def _horizon(objective: Objective, theta0: FloatArray, end: End) -> float:
+    """A time in which a path settles at ``end``."""
+    return max(APPROACH / end.slow, 4 * _travel_time(objective, theta0, end))
 
 
 def _travel_time(objective: Objective, theta0: FloatArray, end: End) -> float:
@@ -152,7 +195,9 @@ def _refined(
     others = [end for end in ends if end is not coarse.functional.end]
 
     def hopeless(result: Minimum) -> bool:
-        return ritz.margin < 1 and bool(found) and _lingers(result, others)
+        if not found:
+            return False
+        return (ritz.margin < 1 and _lingers(result, others)) or crawls(result, found)
 
     result, error = refine(coarse, tol, stretch=1.5, hopeless=hopeless, **ritz.limits)
     if _waits(result, others):

@@ -25,7 +25,7 @@ _SETTLED = 1e-2
 """A step that leaves and gains less than this fraction of slope and J is one of the last."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Minimum:
     """The path that Newton's method reached; ``rounding`` computes the rounding error of its J."""
 

@@ -21,7 +21,7 @@ from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.trajectory import Interpolant, Status, Trajectory, initial_velocity, within
 
-_SLOW = 20
+SLOW = 20
 """More Newton steps than this on a refined mesh suggest that J is nearly flat."""
 ROUNDING = 1e-12
 """The smallest error that is reported."""
@@ -84,7 +84,7 @@ def refine(
             mesh = _finer(result, degree, tol, stretch)
             points = _interpolant(result)(mesh.t)
         new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
-        if new.iterations > _SLOW and new.functional.end is None and not hopeless(new):
+        if new.iterations > SLOW and new.functional.end is None and not hopeless(new):
             mesh, points = _retimed(new)
             new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
         reached, rounding = False, Errors(0.0, 0.0)

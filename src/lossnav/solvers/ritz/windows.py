@@ -140,6 +140,9 @@ class _Windows:
         end = self.problem.end if seen else None
         span = left if seen else _SOLVED * self.window
         problem = replace(self.problem, theta0=self.theta, horizon=span, end=end)
+        if self.pieces and end is None:  # the window before has searched already
+            before = self.pieces[-1]
+            ritz = replace(ritz, search=False, guess=_continued(before, self.window))
         path = solve_finite(ritz, problem, rival, fading=end is None)
         # Later points weigh too little to be exact; the next window begins with them.
         last = left <= self.window / 2
@@ -189,6 +192,12 @@ class _Windows:
         if home is not None and later.any():
             found[later] = self.theta + home.policy.displacement(self.theta, t[later] - self.time)
         return found
+
+
+def _continued(piece: _Piece, window: float) -> Interpolant:
+    """The path of a window beyond the piece of it that was kept."""
+    kept, last = float(piece.t[-1]), _SOLVED * window
+    return lambda t: piece.at(np.minimum(t + kept, last))
 
 
 def _destination(objective: Objective, theta: FloatArray, ends: Sequence[End]) -> FloatArray | None:
