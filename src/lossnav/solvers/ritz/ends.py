@@ -134,7 +134,9 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     return kept[key]
 
 
-def ends_near(objective: Objective, points: Sequence[FloatArray]) -> tuple[list[End], list[ValueError]]:
+def ends_near(
+    objective: Objective, points: Sequence[FloatArray]
+) -> tuple[list[End], list[ValueError]]:
     """The different ends near some points, and why the other points led to none."""
     ends: list[End] = []
     reasons: list[ValueError] = []

@@ -15,7 +15,7 @@ from lossnav.problem.objective import Objective
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.ends import rate
-from lossnav.solvers.ritz.guesses import guesses, moments
+from lossnav.solvers.ritz.guesses import guesses, is_thorough, moments, runs_away
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.ritz.refinement import SLOW, SLOW_START, UNKNOWN, compare, refine, trajectory
@@ -34,18 +34,23 @@ _ALIKE = 0.02
 
 
 def solve_finite(
-    ritz: Ritz, problem: PathProblem, rival: Trajectory | None = None, fading: bool = False
+    ritz: Ritz,
+    problem: PathProblem,
+    rival: Trajectory | None = None,
+    known: Sequence[Trajectory] = (),
+    fading: bool = False,
 ) -> Trajectory:
     """The best path over a finite horizon.
 
     With a ``rival``, a known path that comes to rest, only paths that differ from it are refined; a
-    ValueError says that none looks better. With ``fading``, the discount hides the end of the
+    ValueError says that none looks better, or that all that are worse than one of ``known``
+    converge slowly. With ``fading``, the discount hides the end of the
     horizon, and the mesh is graded.
     """
     objective, T, end = problem.objective, problem.horizon, problem.end
     functional = Functional(objective, problem.theta0, stop=end)
-    known = problem.theta0 if end is None else np.stack([problem.theta0, end])
-    fastest = max(rate(moment, known) for moment in moments(objective, T))
+    ends = problem.theta0 if end is None else np.stack([problem.theta0, end])
+    fastest = max(rate(moment, ends) for moment in moments(objective, T))
     pace = max(fastest, objective.gamma / 0.75, 1e-3 / T)
     mesh = Mesh(_edges(ritz, problem, pace, fading), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
@@ -55,11 +60,13 @@ def solve_finite(
         late = result.iterations > SLOW
         return late and any(_order(one) < (False, result.J) for one in found)
 
+    # Where the discount hides the end, most steps would be spent on what it hides.
+    most = min(ritz.iterations, 2 * SLOW) if fading else ritz.iterations
     for guess in guesses(ritz, problem, mesh, pace):
         if guess.J > limit:
             continue
         accuracy = 1e-11 if ritz.elements else COARSE
-        result = minimise(functional, mesh, guess.points, ritz.iterations, accuracy, behind)
+        result = minimise(functional, mesh, guess.points, most, accuracy, behind)
         if not found and result.status is Status.CONVERGED and math.isfinite(guess.J):
             limit = result.J + _HOPE * (guess.J - result.J)
         same = [one for one in found if abs(result.J - one.J) <= 1e-3 * abs(one.J)]
@@ -71,6 +78,8 @@ def solve_finite(
             best = min(found, key=lambda m: m.J)
             return trajectory(replace(best, status=result.status), UNKNOWN)
     found.sort(key=_order)
+    if is_thorough(ritz, problem.theta0) and runs_away(functional, mesh, pace, found[0].J):
+        return trajectory(replace(found[0], status=Status.UNBOUNDED), UNKNOWN)
     paths: list[Trajectory] = []
     if ritz.margin < 1:
         floor = lowest(objective, found, float(functional.on(mesh).weight.sum()))
@@ -81,7 +90,7 @@ def solve_finite(
                 raise ValueError("No path is better than one that comes to rest.")
 
     def again(result: Minimum) -> bool:
-        return crawls(result, paths) or any(
+        return crawls(result, [*known, *paths]) or any(
             abs(result.J - path.J) <= 1e-4 * abs(path.J)
             and ((ritz.margin < 1 and alike(result, path, T)) or same_curve(result, path))
             for path in paths
@@ -179,9 +188,7 @@ def crawls(result: Minimum, found: Sequence[Trajectory]) -> bool:
     go on to its end; on a finite one it moves where the discount hides it.
     """
     rest = result.functional.rest
-    worse = any(
-        path.status.ok and (path.rest < rest - 1e-9 or path.J < result.J) for path in found
-    )
+    worse = any(path.status.ok and (path.rest < rest - 1e-9 or path.J < result.J) for path in found)
     return worse and result.iterations > SLOW
 
 

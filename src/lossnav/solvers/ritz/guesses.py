@@ -42,6 +42,8 @@ _PACES = (1.0, 3.0, 9.0)
 _WAVES = 4
 """How many random paths are solved, in this many dimensions or fewer."""
 _FEW = 8
+_EXCURSIONS = (10.0, 100.0, 1000.0)
+"""Distances of excursions, in units of the coordinates."""
 _STOPS = 6
 """How many points to wait at are tried: the lowest."""
 _SOLVED = 6
@@ -66,6 +68,8 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         others = [one for one in others if math.isfinite(one.J)]
         random = _random(ritz, problem, mesh)
         return [straight, *own, *sorted(others, key=lambda one: one.J)[:_SOLVED], *random]
+    if own and not ritz.search:
+        return own
     objective, theta0 = problem.objective, problem.theta0
     share = 1 - np.exp(-4 * (mesh.t / mesh.edges[-1])[:, None])
     found = [Guess(np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()), *own]
@@ -82,6 +86,23 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         found.append(Guess(turns))
     found += _random(ritz, problem, mesh)
     return [guess for guess in found if np.isfinite(guess.points).all()]
+
+
+def runs_away(functional: Functional, mesh: Mesh, pace: float, J: float) -> bool:
+    """Whether ever longer excursions along an axis cost ever less, and less than ``J``."""
+    theta0, stop, t, T = functional.theta0, functional.stop, mesh.t, mesh.edges[-1]
+    way = np.zeros_like(theta0) if stop is None else stop - theta0
+    stay = 1 - np.exp(-pace * t)
+    shapes = [stay, t / T] if stop is None else [stay * stay[::-1], np.sin(np.pi * t / T)]
+    size, line = 1 + np.abs(theta0).max(), theta0 + np.outer(t / T, way)
+    for shape, side in itertools.product(shapes, _sides(len(theta0))):
+        out = size * np.outer(shape, side)
+        paths = (line + far * out for far in _EXCURSIONS)
+        near, middle, far = (one.J for one in _priced(functional, mesh, paths))
+        # Where the loss falls at least as fast as motion costs, J grows with the square or more.
+        if near < 0 and middle < 10 * near and far < min(10 * middle, J):
+            return True
+    return False
 
 
 def moments(objective: Objective, horizon: float) -> list[Objective]:
@@ -260,7 +281,14 @@ def _integrated(
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a flow that diverges is no guess
             path, report = odeint(
-                counted, theta, t, rtol=1e-2, atol=1e-4, tfirst=True, full_output=True, mxstep=_CALLS
+                counted,
+                theta,
+                t,
+                rtol=1e-2,
+                atol=1e-4,
+                tfirst=True,
+                full_output=True,
+                mxstep=_CALLS,
             )
     except (FloatingPointError, np.linalg.LinAlgError):
         return nothing

@@ -20,7 +20,7 @@ from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.cycles import check_no_cycle
 from lossnav.solvers.ritz.ends import End, descend, ends_near, rate, rest_jet
 from lossnav.solvers.ritz.finite import COARSE, best_of, contenders, crawls
-from lossnav.solvers.ritz.guesses import bump, carried, indirect, is_thorough, near
+from lossnav.solvers.ritz.guesses import bump, carried, indirect, is_thorough, near, runs_away
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.ritz.refinement import SLOW, refine, trajectory
@@ -57,7 +57,7 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     coarse.sort(key=_rank)
     if is_thorough(ritz, theta0):
         lowest = [one for one in coarse if _rank(one)[0] == _rank(coarse[0])[0]][:_LED]
-        coarse[: len(lowest)] = [_led(ritz, one, ends) for one in lowest]
+        coarse[: len(lowest)] = [_led(ritz, problem, one, coarse) for one in lowest]
         coarse.sort(key=_rank)
     hopeful = _hopeful(coarse, ritz.margin)
     for place, one in enumerate(coarse):
@@ -75,9 +75,9 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
         rival = best_of(found) if found and ritz.margin < 1 else None
         try:
-            found.append(solve_undirected(ritz, problem, ends, rival))
+            found.append(solve_undirected(ritz, problem, ends, rival, found))
         except ValueError:
-            if rival is None:
+            if not found:
                 raise
     if not found:
         why = reasons[0] if reasons else "descent from many starts reached no minimum of the loss."
@@ -85,7 +85,9 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
             f"No end for an endless path was found: {why} Give ends or a finite horizon."
         )
     best = best_of(found)
-    if best.status is Status.UNBOUNDED:
+    if best.status is Status.UNBOUNDED or (
+        is_thorough(ritz, theta0) and _runs_away(objective, theta0, time, pace, best.J)
+    ):
         raise ValueError(
             "J is unbounded below: the cost falls without end along paths that run away. Bound "
             "the loss from below, or use a finite horizon."
@@ -93,6 +95,16 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     if best.end is not None and objective.discount is None:
         check_no_cycle(objective, best.rest, [best.end, *places])
     return best
+
+
+def _runs_away(
+    objective: Objective, theta0: FloatArray, time: float, pace: float, J: float
+) -> bool:
+    """Whether excursions, over the time that matters, cost ever less."""
+    if not objective.gamma:
+        return False
+    mesh = Mesh(graded(time, max(pace, objective.gamma), slow=objective.gamma), 3)
+    return runs_away(Functional(objective, theta0), mesh, pace, J)
 
 
 def _downstream(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
@@ -109,17 +121,68 @@ def _rank(one: Minimum) -> tuple[float, float]:
     return round(one.functional.rest, 9), one.J
 
 
-def _led(ritz: Ritz, one: Minimum, ends: Sequence[End]) -> Minimum:
+def _led(ritz: Ritz, problem: PathProblem, one: Minimum, coarse: Sequence[Minimum]) -> Minimum:
     """The best of a coarse path and of those that indirect ways to its end lead to."""
-    functional, mesh, end = one.functional, one.mesh, one.functional.end
+    others = [other for other in coarse if other is not one]
+    best = _searched(ritz, one, others)
+    for first in others[: _LED - 1]:
+        try:
+            way = _by_way_of(ritz, problem, first, one, others if first is others[0] else ())
+            best = _best(ritz, best, [way])
+        except ValueError:
+            continue
+    return best
+
+
+def _searched(ritz: Ritz, one: Minimum, others: Sequence[Minimum]) -> Minimum:
+    """The best of a coarse path and those from other first paths on the same mesh."""
+    ways = indirect(one.functional, one.mesh, _places(others), _LED)
+    return _best(ritz, one, [(one.mesh, way) for way in ways])
+
+
+def _best(ritz: Ritz, one: Minimum, starts: Sequence[tuple[Mesh, FloatArray]]) -> Minimum:
+    tries, end = [one], one.functional.end
     assert end is not None
-    tries = [one]
-    others = [other.theta for other in ends if other is not end]
-    for path in indirect(functional, mesh, others, _LED):
-        found = minimise(functional, mesh, path, min(ritz.iterations, 2 * SLOW), COARSE)
+    for mesh, path in starts:
+        found = minimise(one.functional, mesh, path, min(ritz.iterations, 2 * SLOW), COARSE)
         if _arrived(found, end):
             tries.append(found)
     return min(tries, key=_rank)
+
+
+def _places(found: Sequence[Minimum]) -> list[FloatArray]:
+    return [one.functional.end.theta for one in found if one.functional.end is not None]
+
+
+def _by_way_of(
+    ritz: Ritz,
+    problem: PathProblem,
+    first: Minimum,
+    one: Minimum,
+    others: Sequence[Minimum],
+) -> tuple[Mesh, FloatArray]:
+    """A path that goes to the end of ``first``, and at once on to that of ``one``.
+
+    With ``others``, the way from the one to the other is searched more thoroughly. A ValueError says that to go on costs more than to stay.
+    """
+    stop, end = first.functional.end, one.functional.end
+    assert stop is not None and end is not None
+    onward = replace(problem, theta0=stop.theta)
+    longest = first.mesh.edges[-1] + one.mesh.edges[-1]
+    if _horizon(problem.objective, stop.theta, end) > longest:
+        raise ValueError(f"{end.theta} is hardly better than {stop.theta}.")
+    leg = _to_end(ritz, onward, end, [end], rate(problem.objective, stop.theta))
+    if others:
+        leg = _searched(ritz, leg, [other for other in others if other is not first])
+    if problem.objective.gamma and leg.J > float(stop.policy.value(stop.theta)):
+        raise ValueError(f"To stay at {stop.theta} costs less than to go on.")
+    gap = np.linalg.norm(first.points - stop.theta, axis=1)
+    reached = first.mesh.t[np.argmax(gap <= 0.1 * gap[0])]
+    edges = first.mesh.edges[first.mesh.edges < reached]
+    mesh = Mesh(np.concatenate([edges, reached + leg.mesh.edges]), leg.mesh.degree)
+    early = first.mesh.sample(first.points, np.minimum(mesh.t, reached))
+    later = leg.mesh.sample(leg.points, np.maximum(mesh.t - reached, 0.0))
+    return mesh, early + later - stop.theta
 
 
 def _hopeful(ranked: Sequence[Minimum], margin: float) -> int:
