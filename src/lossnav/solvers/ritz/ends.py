@@ -292,9 +292,9 @@ def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatA
     dim = len(theta0)
     rng = np.random.default_rng(0)
     size = 1.0 + np.abs(theta0).max()
-    starts = [np.zeros((1, dim)), theta0[None]]
-    for scale in _SCALES:
-        starts.append(scattered(jet, theta0, scale * size, 8 if dim <= 3 else 4, rng))
+    count = 8 if dim <= 3 else 4
+    around = [scattered(jet, theta0, scale * size, count, rng) for scale in _SCALES]
+    starts = [np.zeros((1, dim)), theta0[None], *around]
     points = descend(jet, np.concatenate(starts))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
@@ -332,7 +332,7 @@ def descend(jet: PointsJet, points: FloatArray, iterations: int = 80) -> FloatAr
             h, Q = np.linalg.eigh(np.where(alive[:, None, None], hessian, np.eye(points.shape[1])))
             h = np.maximum(np.abs(h), 1e-8 * np.abs(h).max(-1, keepdims=True) + 1e-12)
             g = np.where(alive[:, None], slope, 0.0)
-            move = -np.einsum("nij,nj,nkj,nk->ni", Q, 1 / h, Q, g)
+            move = -(Q @ ((g[:, None] @ Q)[:, 0] / h)[..., None])[..., 0]
             longest = 1.0 + np.linalg.norm(points, axis=-1)
             length = np.minimum(1.0, longest / np.maximum(np.linalg.norm(move, axis=-1), 1e-300))
             new = jet(points + length[:, None] * move, 0)[0]

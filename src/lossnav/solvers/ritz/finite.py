@@ -100,6 +100,12 @@ def solve_finite(
         if ritz.elements:
             paths.append(trajectory(result, compare(result, ritz.iterations)))
             continue
+        if any(
+            path.J < result.J <= path.J + COARSE * abs(path.J) and same_curve(result, path)
+            for path in paths
+            if path.status.ok
+        ):
+            continue
         try:
             fine = refine(result, problem.tol, stretch=1.0, hopeless=again, **ritz.limits)
             paths.append(trajectory(*fine))

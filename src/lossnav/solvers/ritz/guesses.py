@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.integrate import odeint
+from scipy.optimize import minimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
@@ -25,7 +26,14 @@ from lossnav.solvers.method import PathProblem
 from lossnav.solvers.riccati.feedback import solved
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.cycles import path_round
-from lossnav.solvers.ritz.ends import descend, minima, rest_jet, resting_places, scattered
+from lossnav.solvers.ritz.ends import (
+    PointsJet,
+    descend,
+    minima,
+    rest_jet,
+    resting_places,
+    scattered,
+)
 from lossnav.solvers.ritz.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -42,6 +50,8 @@ _PACES = (1.0, 3.0, 9.0)
 _WAVES = 4
 """How many random paths are solved, in this many dimensions or fewer."""
 _FEW = 8
+_FULL = 64
+"""With more coordinates than this, places to wait at are found without Hessians."""
 _EXCURSIONS = (10.0, 100.0, 1000.0)
 """Distances of excursions, in units of the coordinates."""
 _STOPS = 6
@@ -176,7 +186,7 @@ def _order(guess: Guess) -> float:
 def _priced(functional: Functional, mesh: Mesh, found: Iterable[FloatArray]) -> list[Guess]:
     whole = functional.on(mesh)
     with np.errstate(all="ignore"):
-        return [Guess(x, float(whole.cost(x - functional.theta0, 0)[0])) for x in found]
+        return [Guess(x, float(whole.cost(x - functional.base, 0)[0])) for x in found]
 
 
 def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[FloatArray]:
@@ -232,14 +242,29 @@ def _stops(
     """Where a path may wait: its ends, and about where descent from there and from around leads."""
     middle, size = (theta0 + end) / 2, 1 + np.abs([theta0, end]).max()
     jet = rest_jet(objective.at_time(horizon / 2))
-    around = scattered(jet, middle, size, 12)
-    low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
+    if len(end) > _FULL:
+        low = np.array([_downhill(jet, point) for point in (theta0, end, middle)])
+    else:
+        around = scattered(jet, middle, size, 12)
+        low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
     kept: list[FloatArray] = []
     for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
         if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in kept):
             kept.append(point)
     return [*kept[:_STOPS], theta0, end]
+
+
+def _downhill(jet: PointsJet, point: FloatArray) -> FloatArray:
+    """A lower point of many coordinates, by gradients alone."""
+
+    def cost(x: FloatArray) -> tuple[float, FloatArray]:
+        value, slope = jet(x[None], 1)
+        return float(value[0]), slope[0]
+
+    with np.errstate(all="ignore"):
+        found = minimize(cost, point, jac=True, method="L-BFGS-B", options={"maxiter": 50}).x
+    return np.asarray(found, dtype=np.float64)
 
 
 def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:

@@ -163,10 +163,12 @@ def _by_way_of(
 ) -> tuple[Mesh, FloatArray]:
     """A path that goes to the end of ``first``, and at once on to that of ``one``.
 
-    With ``others``, the way from the one to the other is searched more thoroughly. A ValueError says that to go on costs more than to stay.
+    With ``others``, the way from the one to the other is searched more thoroughly. A ValueError
+    says that to go on costs more than to stay.
     """
     stop, end = first.functional.end, one.functional.end
-    assert stop is not None and end is not None
+    assert stop is not None
+    assert end is not None
     onward = replace(problem, theta0=stop.theta)
     longest = first.mesh.edges[-1] + one.mesh.edges[-1]
     if _horizon(problem.objective, stop.theta, end) > longest:

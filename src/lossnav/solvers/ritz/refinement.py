@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.banded import solve_elements
+from lossnav.solvers.banded import Blocks, SparseBlocks, solve_elements
 from lossnav.solvers.ritz.assembly import UNIT_ROUNDOFF, scattered_signs
 from lossnav.solvers.ritz.ends import rate
 from lossnav.solvers.ritz.mesh import Mesh
@@ -117,7 +117,7 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
     steps are straight, moves it slowly.
     """
     functional, edges, degree = result.functional, result.mesh.edges, result.mesh.degree
-    moves, T = result.points - functional.theta0, float(edges[-1])
+    moves, T = result.points - functional.base, float(edges[-1])
     best, least = edges, result.J
     for ramp in (T / 4, T / 16, T / 64):
         share = np.minimum(1.0, np.minimum(edges, T - edges) / ramp)
@@ -187,14 +187,16 @@ def _undecided(result: Minimum) -> float:
     as in the time at which a path leaves a rest, this moves the minimum far.
     """
     functional, mesh = result.functional, result.mesh
-    moves = result.points - functional.theta0
+    moves = result.points - functional.base
     _, slope, blocks = functional.on(mesh).cost(moves, 2)
 
-    def times(matrices: FloatArray, x: FloatArray) -> FloatArray:
+    def times(matrices: Blocks, x: FloatArray) -> FloatArray:
         local = mesh.local(x)
+        if isinstance(matrices, SparseBlocks):
+            return mesh.gather(matrices.times(local))
         return mesh.gather((matrices @ local.reshape(*matrices.shape[:2], 1)).reshape(local.shape))
 
-    side = UNIT_ROUNDOFF * times(np.abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
+    side = UNIT_ROUNDOFF * times(abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
     try:
         moved = times(blocks, solve_elements(blocks, side, functional.free))[0]
     except np.linalg.LinAlgError:  # no minimum, which the status says

@@ -55,7 +55,8 @@ def solve_undirected(
 ) -> Trajectory:
     """The best path of a discounted problem on an infinite horizon, without a terminal rest point.
 
-    ``rival`` and ``known`` are those of `solve_finite`. Windows after the first are solved when a time in them is first requested.
+    ``rival`` and ``known`` are those of `solve_finite`. Windows after the first are solved when a
+    time in them is first requested.
     """
     windows = _Windows(ritz, problem, ends, rival, known)
     path, first = windows.path, windows.pieces[0]
