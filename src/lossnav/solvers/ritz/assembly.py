@@ -92,7 +92,8 @@ class Functional:
             return None
         coupled = np.eye(dim, dtype=bool) | (kinetic.G != 0)
         coupled[self.objective.loss.bends(dim)] = True
-        pairs = np.nonzero(np.triu(coupled))
+        rows, cols = np.nonzero(np.triu(coupled))
+        pairs = rows, cols
         return pairs if elements * reach(dim, pairs)[1] < dim else None
 
 

@@ -78,6 +78,9 @@ def solve_finite(
             best = min(found, key=lambda m: m.J)
             return trajectory(replace(best, status=result.status), UNKNOWN)
     found.sort(key=_order)
+    lost = (Status.UNBOUNDED, Status.NOT_FINITE)
+    if found[0].status is Status.CONVERGED:
+        found = [one for one in found if one.status not in lost or one.J < found[0].J]
     if is_thorough(ritz, problem.theta0) and runs_away(functional, mesh, pace, found[0].J):
         return trajectory(replace(found[0], status=Status.UNBOUNDED), UNKNOWN)
     paths: list[Trajectory] = []

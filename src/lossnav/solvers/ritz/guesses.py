@@ -166,10 +166,12 @@ def _random(ritz: Ritz, problem: PathProblem, mesh: Mesh) -> list[Guess]:
     size, dim = 1 + float(np.abs(theta0).max()), len(theta0)
     last = np.random.default_rng(3).normal(size=(_WAVES, dim)) * size
     ways = last if problem.end is None else np.tile(problem.end - theta0, (_WAVES, 1))
-    return [
-        Guess(theta0 + share[:, None] * way + size * wave)
+    paths = [
+        theta0 + share[:, None] * way + size * wave
         for way, wave in zip(ways, waves(share, dim), strict=True)
     ]
+    functional = Functional(problem.objective, theta0, stop=problem.end)
+    return [Guess(one.points) for one in _priced(functional, mesh, paths) if math.isfinite(one.J)]
 
 
 def waves(share: FloatArray, dim: int) -> list[FloatArray]:

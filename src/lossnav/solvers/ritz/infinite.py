@@ -114,7 +114,8 @@ def _downstream(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[Fl
     t = np.concatenate([[0.0], np.geomspace(1, _CARRIED, 8) / rate(objective, theta0)])
     path = carried(objective, theta0, t)
     points = descend(rest_jet(objective), path[np.isfinite(path).all(axis=1)][1:])
-    return [point for point in points if np.isfinite(point).all()]
+    far = 1e6 * (1 + float(np.abs(theta0).max()))
+    return [point for point in points if np.abs(point).max() <= far]
 
 
 def _rank(one: Minimum) -> tuple[float, float]:
@@ -170,10 +171,9 @@ def _by_way_of(
     assert stop is not None
     assert end is not None
     onward = replace(problem, theta0=stop.theta)
-    longest = first.mesh.edges[-1] + one.mesh.edges[-1]
-    if _horizon(problem.objective, stop.theta, end) > longest:
-        raise ValueError(f"{end.theta} is hardly better than {stop.theta}.")
-    leg = _to_end(ritz, onward, end, [end], rate(problem.objective, stop.theta))
+    pace = rate(problem.objective, stop.theta)
+    longest = float(first.mesh.edges[-1] + one.mesh.edges[-1])
+    leg = _to_end(ritz, onward, end, [end], pace, longest)
     if others:
         leg = _searched(ritz, leg, [other for other in others if other is not first])
     if problem.objective.gamma and leg.J > float(stop.policy.value(stop.theta)):
@@ -201,7 +201,12 @@ def _hopeful(ranked: Sequence[Minimum], margin: float) -> int:
 
 
 def _to_end(
-    ritz: Ritz, problem: PathProblem, end: End, ends: Sequence[End], pace0: float
+    ritz: Ritz,
+    problem: PathProblem,
+    end: End,
+    ends: Sequence[End],
+    pace0: float,
+    longest: float = math.inf,
 ) -> Minimum:
     """A coarse path of low J that comes to rest at ``end``; ``pace0`` is the rate at the start."""
     objective, theta0 = problem.objective, problem.theta0
@@ -211,7 +216,7 @@ def _to_end(
         return ritz.margin < 1 and _lingers(result, [one for one in ends if one is not end])
 
     widest = max(end.slow, objective.gamma / 0.75)
-    horizon = _horizon(objective, theta0, end)
+    horizon = min(_horizon(objective, theta0, end), longest)
     for _ in range(3):
         mesh = Mesh(graded(horizon, fast, slow=widest), 3)
         way, pace = theta0 - end.theta, end.slow * mesh.t
