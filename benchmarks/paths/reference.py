@@ -145,7 +145,10 @@ class Reference:
                 ):
                     results.append((J, z, end))
         results.sort(key=lambda one: one[0])
-        return min(self._refined(edges, z, end) for _, z, end in results[:3])
+        least, error = min(self._refined(edges, z, end) for _, z, end in results[:3])
+        if least < self.bottom:
+            raise Unbounded
+        return least, error
 
     def _first_mesh(self, T, rate):
         """Small steps at both ends (at the start, for an infinite path), larger ones between."""

@@ -8,11 +8,13 @@ factor tests. Where J is not convex, `Lift` says how much curvature to add to th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
 from scipy.linalg import lapack
+from scipy.sparse import csgraph
 
 from lossnav._base.checks import FloatArray
 
@@ -61,15 +63,104 @@ class Lift:
         return None
 
 
-def solve_elements(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
+def solve_elements(blocks: Blocks, side: FloatArray, free: slice) -> FloatArray:
     """Solve ``A x = side`` ``(E p + 1, D)`` for the free points; the others stay at zero.
 
     A is the sum of ``blocks`` ``(E, (p + 1) D, (p + 1) D)``, each of which couples p + 1 points. A
     LinAlgError says that it is not positive definite.
     """
+    if isinstance(blocks, SparseBlocks):
+        return blocks.solve(side, free)
     if blocks.shape[1] <= _NARROW:
         return _banded(blocks, side, free)
     return _condensed(blocks, side, free)
+
+
+@dataclass(frozen=True)
+class SparseBlocks:
+    """The matrix of each element, where few pairs of coordinates are coupled.
+
+    Attributes:
+        entries: For each pair of coordinates, and each element, what couples its points
+            ``(pairs, E, p + 1, p + 1)``.
+        pairs: The pairs (i, j), i <= j; for (j, i), the entries are transposed.
+        dim: The number of coordinates.
+    """
+
+    entries: FloatArray
+    pairs: Pairs
+    dim: int
+
+    def __abs__(self) -> SparseBlocks:
+        return replace(self, entries=np.abs(self.entries))
+
+    def raised(self, diagonal: FloatArray) -> SparseBlocks:
+        """With ``diagonal`` ``(E, p + 1)`` added, in all coordinates alike."""
+        entries = self.entries.copy()
+        own = np.flatnonzero(self.pairs[0] == self.pairs[1])
+        np.einsum("keii->kei", entries)[own] += diagonal
+        return replace(self, entries=entries)
+
+    def times(self, local: FloatArray) -> FloatArray:
+        """The product with the points of each element ``(E, p + 1, D)``."""
+        rows, cols = self.pairs
+        beside = np.flatnonzero(rows != cols)
+        count = len(rows) + len(beside)
+        parts = np.concatenate(
+            [
+                np.einsum("keab,ebk->eak", self.entries, local[..., cols]),
+                np.einsum("keab,eak->ebk", self.entries[beside], local[..., rows[beside]]),
+            ],
+            axis=-1,
+        )
+        to = np.concatenate([rows, cols[beside]])
+        spread = sparse.csr_array((np.ones(count), (np.arange(count), to)), (count, self.dim))
+        return np.asarray(parts.reshape(-1, count) @ spread).reshape(local.shape)
+
+    def solve(self, side: FloatArray, free: slice) -> FloatArray:
+        """Solve for the free points, numbered coordinate by coordinate: a narrow band."""
+        (rows, cols), (_, count, n) = self.pairs, self.entries.shape[:3]
+        p, place = n - 1, reach(self.dim, self.pairs)[0]
+        along = np.zeros((len(rows), count * p + 1, 2 * p + 1))  # a point's links to its neighbours
+        swapped = place[rows] > place[cols]
+        entries = self.entries
+        if swapped.any():
+            entries = entries.copy()
+            entries[swapped] = entries[swapped].swapaxes(-1, -2)
+        for a, b in np.ndindex(n, n):
+            along[:, a : a + (count - 1) * p + 1 : p, b - a + p] += entries[:, :, a, b]
+        first, last, _ = free.indices(len(side))
+        along, points = along[:, first:last], last - first
+        for d in range(1, p + 1):  # the given points do not move
+            along[:, :d, p - d] = 0.0
+            along[:, max(points - d, 0) :, p + d] = 0.0
+        low, gap = np.minimum(place[rows], place[cols]), np.abs(place[rows] - place[cols])
+        width = int(gap.max()) * points + p
+        band = np.zeros((self.dim, points, width + 1))
+        for size in np.unique(gap):
+            chosen = gap == size
+            if size:
+                band[low[chosen], :, size * points - p : size * points + p + 1] = along[chosen]
+            else:
+                band[low[chosen], :, : p + 1] = along[chosen, :, p:]
+        ordered = np.empty((self.dim, points))
+        ordered[place] = side[first:last].T
+        solved = _solve_band(band.reshape(-1, width + 1), ordered.ravel())
+        x = np.zeros_like(side)
+        x[first:last] = solved.reshape(self.dim, points)[place].T
+        return x
+
+
+Blocks = FloatArray | SparseBlocks
+
+
+def reach(dim: int, pairs: Pairs) -> tuple[np.ndarray, int]:
+    """An order of the coordinates in which coupled ones are near, and their largest distance."""
+    rows, cols = pairs
+    graph = sparse.csr_array((np.ones(len(rows)), (rows, cols)), (dim, dim))
+    place = np.empty(dim, dtype=int)
+    place[csgraph.reverse_cuthill_mckee(graph + graph.T, symmetric_mode=True)] = np.arange(dim)
+    return place, int(np.abs(place[rows] - place[cols]).max(initial=0))
 
 
 @lru_cache(maxsize=64)

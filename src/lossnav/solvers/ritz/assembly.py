@@ -1,9 +1,9 @@
 """J of a piecewise polynomial path on one mesh: value, gradient, and the Hessian of each element.
 
 A path is given by its moves, the differences of its points to the start: a short path far from the
-origin has accurate moves where its points have lost most of their digits. For a constant metric and
-an affine drift, the kinetic part of the Hessian is fixed, and each step evaluates only the loss, at
-the entries of its Hessian that are not constant.
+origin has accurate moves where its points have lost most of their digits (`Functional.base`). For a
+constant metric and an affine drift, the kinetic part of the Hessian is fixed, and each step
+evaluates only the loss, at the entries of its Hessian that are not constant.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import numpy as np
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
 from lossnav.problem.running_cost import dips, is_extended, lowest, running_jet
+from lossnav.solvers.banded import Blocks, Pairs, SparseBlocks, reach
 from lossnav.solvers.ritz.ends import End, KineticTerms, kinetic_terms
 from lossnav.solvers.ritz.mesh import Mesh, element_jets, pair_products
 
+_MANY = 32
+"""With fewer coordinates, full blocks are as fast."""
 UNIT_ROUNDOFF = float(np.finfo(np.float64).eps) / 2
 
 
@@ -52,6 +55,16 @@ class Functional:
         return 0.0 if self.end is None else self.end.policy.rest
 
     @property
+    def base(self) -> FloatArray:
+        """The point that moves are counted from.
+
+        Under a general discount it is the origin: the discount may weigh a stretch where the path
+        is tiny by any factor, and a difference to the start would lose its digits.
+        """
+        plain = self.objective.discount is None
+        return self.theta0 if plain else np.zeros_like(self.theta0)
+
+    @property
     def free(self) -> slice:
         """The points of a path that are not given."""
         return slice(1, None if self.stop is None else -1)
@@ -61,7 +74,27 @@ class Functional:
         kinetic = kinetic_terms(self.objective, self.theta0)
         if is_extended(self.objective):
             return GeneralMotion(self, mesh)
-        return GeneralMotion(self, mesh) if kinetic is None else FixedMotion(self, mesh, kinetic)
+        if kinetic is None:
+            return GeneralMotion(self, mesh)
+        pairs = self._pairs(kinetic, len(mesh.widths))
+        if pairs is not None:
+            return SparseMotion(self, mesh, kinetic, pairs)
+        return FixedMotion(self, mesh, kinetic)
+
+    def _pairs(self, kinetic: KineticTerms, elements: int) -> Pairs | None:
+        """The coupled coordinates, if so few that numbering by coordinates saves work.
+
+        For a chain of D coordinates, each coupled with those up to d places away, the work is
+        less by a factor (D / (E d))^2 than with full blocks.
+        """
+        dim = len(self.theta0)
+        if dim < _MANY or self.end is not None or self.objective.drift is not None:
+            return None
+        coupled = np.eye(dim, dtype=bool) | (kinetic.G != 0)
+        coupled[self.objective.loss.bends(dim)] = True
+        rows, cols = np.nonzero(np.triu(coupled))
+        pairs = rows, cols
+        return pairs if elements * reach(dim, pairs)[1] < dim else None
 
 
 class Assembly(abc.ABC):
@@ -80,7 +113,7 @@ class Assembly(abc.ABC):
         self.last_discount = float(functional.objective.discount_at(mesh.edges[-1]))
 
     @abc.abstractmethod
-    def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
+    def cost(self, moves: FloatArray, order: int) -> tuple[Any, ...]:
         """J, its gradient ``(N, D)`` and the Hessian of each element ``(E, (p+1) D, (p+1) D)``.
 
         The Hessian's array may be overwritten by the next call.
@@ -89,7 +122,7 @@ class Assembly(abc.ABC):
     def states(self, moves: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Points and velocities at the Gauss points ``(E, p + 1, D)``."""
         ref, local = self.mesh.reference, self.mesh.local(moves)
-        at = ref.value @ local + self.functional.theta0
+        at = ref.value @ local + self.functional.base
         return at, ref.slope @ local / self.mesh.widths[:, None, None]
 
     def rounding(self, moves: FloatArray) -> float:
@@ -110,11 +143,11 @@ class Assembly(abc.ABC):
         terms += (np.abs(slope[..., :dim]) * moved).sum(-1) + np.abs(near - here)
         total = float(np.vdot(self.weight, terms))
         if after := self._terminal(moves[-1], 1):
-            last = np.abs(moves[-1] + self.functional.theta0)
+            last = np.abs(moves[-1] + self.functional.base)
             total += UNIT_ROUNDOFF * float(abs(after[0]) + 2 * np.abs(after[1]) @ last)
         return total
 
-    def lifted(self, blocks: FloatArray, moves: FloatArray, amount: float) -> FloatArray:
+    def lifted(self, blocks: Blocks, moves: FloatArray, amount: float) -> Blocks:
         """The Hessians with the loss curved more by ``amount``; as given for zero.
 
         No element gets more than makes it convex by itself: a late stretch that the discount hides
@@ -122,8 +155,11 @@ class Assembly(abc.ABC):
         """
         if amount == 0:
             return blocks
-        blocks, amounts = blocks.copy(), np.minimum(amount, 1.01 * self.dips(moves) + 1e-6 * amount)
+        amounts = np.minimum(amount, 1.01 * self.dips(moves) + 1e-6 * amount)
         shares = self.weight @ self.mesh.reference.value  # of a loss of 1 at each point
+        if isinstance(blocks, SparseBlocks):
+            return blocks.raised(amounts[:, None] * shares)
+        blocks = blocks.copy()
         diagonal = np.repeat(shares, len(self.functional.theta0), axis=1)
         np.einsum("eii->ei", blocks)[...] += amounts[:, None] * diagonal
         return blocks
@@ -149,7 +185,7 @@ class Assembly(abc.ABC):
 
     def _terminal(self, last: FloatArray, order: int) -> tuple[FloatArray, ...]:
         functional = self.functional
-        at = last + functional.theta0
+        at = last + functional.base
         return functional.objective.terminal_jet(at, self.mesh.edges[-1], order)
 
     def beyond(self, last: FloatArray) -> tuple[Any, ...] | None:
@@ -157,7 +193,7 @@ class Assembly(abc.ABC):
         if self.functional.end is None:
             return self._terminal(last, 2) or None
         policy, D = self.functional.end.policy, self.last_discount
-        x = last + (self.functional.theta0 - policy.center)
+        x = last + (self.functional.base - policy.center)
         bent = policy.P @ x
         value = float(x @ bent) / 2 + float(x @ policy.s) + policy.const
         return D * value, D * (bent + policy.s), D * policy.P
@@ -179,24 +215,28 @@ class FixedMotion(Assembly):
         self.kinetic, theta0 = kinetic, functional.theta0
         value, slope = mesh.reference.value, mesh.reference.slope / mesh.widths[:, None, None]
         self.maps = np.concatenate([np.broadcast_to(value, slope.shape), slope], axis=1)
-        self.drift0 = kinetic.F @ theta0 + kinetic.c
+        self.drift0 = kinetic.F @ functional.base + kinetic.c
         self.drifts = functional.objective.drift is not None
         self.potential = functional.objective.k * self.weight
         self.products = pair_products(value, value).T
-        dim, n = len(theta0), mesh.degree + 1
-        self.blocks = np.zeros((len(mesh.widths), n * dim, n * dim))
-        self.inside = self.blocks.reshape(-1, n, dim, n, dim)
         loss = functional.objective.loss
-        (rows, cols), steady = loss.bends(dim), loss.steady(dim)
-        varying = np.isnan(steady)
+        steady = loss.steady(len(theta0))
+        self.varying = np.flatnonzero(np.isnan(steady))
+        self._lay_out(loss.bends(len(theta0)), np.nan_to_num(steady))
+
+    def _lay_out(self, bends: Pairs, steady: FloatArray) -> None:
+        """Hessians of what is fixed: of motion, and the entries ``bends`` that are ``steady``."""
+        dim, n = len(self.functional.theta0), self.mesh.degree + 1
+        self.blocks = np.zeros((len(self.mesh.widths), n * dim, n * dim))
+        self.inside = self.blocks.reshape(-1, n, dim, n, dim)
+        (rows, cols) = bends
         self._add_motion()
-        if not varying.all():
+        if steady.any():
             constant = np.zeros((dim, dim))
-            constant[rows, cols] = constant[cols, rows] = np.where(varying, 0.0, steady)
+            constant[rows, cols] = constant[cols, rows] = steady
             self._add(self._spread(np.ones_like(self.weight)), constant)
-        if functional.end is not None:
-            self.blocks[-1, -dim:, -dim:] += self.last_discount * functional.end.policy.P
-        self.varying = np.nonzero(varying)[0]
+        if self.functional.end is not None:
+            self.blocks[-1, -dim:, -dim:] += self.last_discount * self.functional.end.policy.P
         self.places = rows[self.varying], cols[self.varying]
         self.beside = np.nonzero(self.places[0] != self.places[1])[0]
         self.mirrored = self.places[1][self.beside], self.places[0][self.beside]
@@ -219,7 +259,7 @@ class FixedMotion(Assembly):
         i, j = np.nonzero(matrix)
         self.inside[:, :, i, :, j] += matrix[i, j][:, None, None, None] * kernel
 
-    def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:
+    def cost(self, moves: FloatArray, order: int) -> tuple[Any, ...]:
         (count, n), dim = self.weight.shape, moves.shape[1]
         objective = self.functional.objective
         offset, pace = (self.maps @ self.mesh.local(moves)).reshape(count, 2, n, dim).swapaxes(0, 1)
@@ -247,16 +287,20 @@ class FixedMotion(Assembly):
         if order == 1:
             return J, gradient
         parts = self._spread(loss[2].T[self.varying].reshape(-1, *self.weight.shape))
+        return J, gradient, self._hessians(parts)
+
+    def _hessians(self, parts: FloatArray) -> Any:
+        """The Hessians of the elements, from what the varying entries add."""
         if len(self.beside):
             mirrored = parts[self.beside] + self.fixed_mirrored
             self.inside[:, :, self.mirrored[0], :, self.mirrored[1]] = mirrored
         parts += self.fixed
         self.inside[:, :, self.places[0], :, self.places[1]] = parts
-        return J, gradient, self.blocks
+        return self.blocks
 
     def _loss(self, moves: FloatArray, offset: FloatArray, order: int) -> tuple[FloatArray, ...]:
         """The loss at the Gauss points with its derivatives; of the second, the entries `bends`."""
-        at, loss = offset + self.functional.theta0, self.functional.objective.loss
+        at, loss = offset + self.functional.base, self.functional.objective.loss
         if order < 2:
             return loss.jet(at, order)
         found = loss.sparse_jet(at)
@@ -276,6 +320,31 @@ class FixedMotion(Assembly):
         n = self.mesh.degree + 1
         flat = (bends * self.potential) @ self.products
         return flat.reshape(*flat.shape[:-1], n, n)
+
+
+class SparseMotion(FixedMotion):
+    """Many coordinates, few of which are coupled, without drift: only those pairs are stored."""
+
+    def __init__(
+        self, functional: Functional, mesh: Mesh, kinetic: KineticTerms, pairs: Pairs
+    ) -> None:
+        self.pairs = pairs
+        super().__init__(functional, mesh, kinetic)
+
+    def _lay_out(self, bends: Pairs, steady: FloatArray) -> None:
+        dim = len(self.functional.theta0)
+        (rows, cols), w = self.pairs, self.weight[:, None, :]
+        S, h = self.mesh.reference.slope, self.mesh.widths[:, None, None]
+        motion = (S.T * w) @ S / h**2
+        entries = self.kinetic.G[rows, cols][:, None, None, None] * motion
+        where = np.searchsorted(rows * dim + cols, np.minimum(*bends) * dim + np.maximum(*bends))
+        entries[where] += steady[:, None, None, None] * self._spread(np.ones_like(self.weight))
+        self.where, self.fixed = where[self.varying], entries[where[self.varying]]
+        self.sparse = SparseBlocks(entries, self.pairs, dim)
+
+    def _hessians(self, parts: FloatArray) -> SparseBlocks:
+        self.sparse.entries[self.where] = parts + self.fixed
+        return self.sparse
 
 
 class GeneralMotion(Assembly):

@@ -134,15 +134,17 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     return kept[key]
 
 
-def ends_near(objective: Objective, points: Sequence[FloatArray]) -> tuple[list[End], list[str]]:
+def ends_near(
+    objective: Objective, points: Sequence[FloatArray]
+) -> tuple[list[End], list[ValueError]]:
     """The different ends near some points, and why the other points led to none."""
     ends: list[End] = []
-    reasons: list[str] = []
+    reasons: list[ValueError] = []
     for point in points:
         try:
             end = end_at(objective, point)
         except ValueError as error:
-            reasons.append(str(error))
+            reasons.append(error)
             continue
         close = 1e-6 * (1 + np.linalg.norm(end.theta))
         if not any(np.linalg.norm(end.theta - other.theta) <= close for other in ends):
@@ -290,13 +292,9 @@ def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatA
     dim = len(theta0)
     rng = np.random.default_rng(0)
     size = 1.0 + np.abs(theta0).max()
-    starts = [np.zeros((1, dim)), theta0[None]]
-    for scale in _SCALES:
-        tried = theta0 + scale * size * rng.normal(size=(max(min(_TRIED, 40_000 // dim), 12), dim))
-        # Some wherever they fall, and the lowest, which may lie in a narrow well.
-        with np.errstate(all="ignore"):
-            lowest = np.argsort(np.nan_to_num(jet(tried, 0)[0], nan=np.inf))
-        starts += [tried[: 8 if dim <= 3 else 4], tried[lowest[:4]]]
+    count = 8 if dim <= 3 else 4
+    around = [scattered(jet, theta0, scale * size, count, rng) for scale in _SCALES]
+    starts = [np.zeros((1, dim)), theta0[None], *around]
     points = descend(jet, np.concatenate(starts))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
@@ -310,6 +308,21 @@ def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatA
     return found[:most]
 
 
+def scattered(
+    jet: PointsJet,
+    center: FloatArray,
+    size: float,
+    count: int,
+    rng: np.random.Generator | None = None,
+) -> FloatArray:
+    """Points around a center: some wherever they fall, and the lowest, perhaps in a narrow well."""
+    rng, dim = rng or np.random.default_rng(0), len(center)
+    tried = center + size * rng.normal(size=(max(min(_TRIED, 40_000 // dim), 12), dim))
+    with np.errstate(all="ignore"):
+        lowest = np.argsort(np.nan_to_num(jet(tried, 0)[0], nan=np.inf))
+    return np.concatenate([tried[:count], tried[lowest[:4]]])
+
+
 def descend(jet: PointsJet, points: FloatArray, iterations: int = 80) -> FloatArray:
     """Newton steps along the absolute value of the curvature, for all points at once."""
     with np.errstate(all="ignore"):
@@ -319,7 +332,7 @@ def descend(jet: PointsJet, points: FloatArray, iterations: int = 80) -> FloatAr
             h, Q = np.linalg.eigh(np.where(alive[:, None, None], hessian, np.eye(points.shape[1])))
             h = np.maximum(np.abs(h), 1e-8 * np.abs(h).max(-1, keepdims=True) + 1e-12)
             g = np.where(alive[:, None], slope, 0.0)
-            move = -np.einsum("nij,nj,nkj,nk->ni", Q, 1 / h, Q, g)
+            move = -(Q @ ((g[:, None] @ Q)[:, 0] / h)[..., None])[..., 0]
             longest = 1.0 + np.linalg.norm(points, axis=-1)
             length = np.minimum(1.0, longest / np.maximum(np.linalg.norm(move, axis=-1), 1e-300))
             new = jet(points + length[:, None] * move, 0)[0]

@@ -15,10 +15,10 @@ from lossnav.problem.objective import Objective
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.ends import rate
-from lossnav.solvers.ritz.guesses import guesses, moments
+from lossnav.solvers.ritz.guesses import guesses, is_thorough, moments, runs_away
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
-from lossnav.solvers.ritz.refinement import SLOW_START, UNKNOWN, compare, refine, trajectory
+from lossnav.solvers.ritz.refinement import SLOW, SLOW_START, UNKNOWN, compare, refine, trajectory
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
@@ -34,35 +34,55 @@ _ALIKE = 0.02
 
 
 def solve_finite(
-    ritz: Ritz, problem: PathProblem, rival: Trajectory | None = None, fading: bool = False
+    ritz: Ritz,
+    problem: PathProblem,
+    rival: Trajectory | None = None,
+    known: Sequence[Trajectory] = (),
+    fading: bool = False,
 ) -> Trajectory:
     """The best path over a finite horizon.
 
     With a ``rival``, a known path that comes to rest, only paths that differ from it are refined; a
-    ValueError says that none looks better. With ``fading``, the discount hides the end of the
+    ValueError says that none looks better, or that all that are worse than one of ``known``
+    converge slowly. With ``fading``, the discount hides the end of the
     horizon, and the mesh is graded.
     """
     objective, T, end = problem.objective, problem.horizon, problem.end
     functional = Functional(objective, problem.theta0, stop=end)
-    known = problem.theta0 if end is None else np.stack([problem.theta0, end])
-    fastest = max(rate(moment, known) for moment in moments(objective, T))
+    ends = problem.theta0 if end is None else np.stack([problem.theta0, end])
+    fastest = max(rate(moment, ends) for moment in moments(objective, T))
     pace = max(fastest, objective.gamma / 0.75, 1e-3 / T)
     mesh = Mesh(_edges(ritz, problem, pace, fading), ritz.degree if ritz.elements else 3)
     found: list[Minimum] = []
     limit = math.inf
+
+    def behind(result: Minimum) -> bool:
+        late = result.iterations > SLOW
+        return late and any(_order(one) < (False, result.J) for one in found)
+
+    # Where the discount hides the end, most steps would be spent on what it hides.
+    most = min(ritz.iterations, 2 * SLOW) if fading else ritz.iterations
     for guess in guesses(ritz, problem, mesh, pace):
         if guess.J > limit:
             continue
         accuracy = 1e-11 if ritz.elements else COARSE
-        result = minimise(functional, mesh, guess.points, ritz.iterations, accuracy)
+        result = minimise(functional, mesh, guess.points, most, accuracy, behind)
         if not found and result.status is Status.CONVERGED and math.isfinite(guess.J):
             limit = result.J + _HOPE * (guess.J - result.J)
-        if not any(abs(result.J - other.J) <= 1e-3 * abs(other.J) for other in found):
+        same = [one for one in found if abs(result.J - one.J) <= 1e-3 * abs(one.J)]
+        if not same:
             found.append(result)
+        elif _order(result) < min(_order(one) for one in same):
+            found = [one for one in found if one not in same] + [result]
         if result.status is Status.INTERRUPTED:
             best = min(found, key=lambda m: m.J)
             return trajectory(replace(best, status=result.status), UNKNOWN)
-    found.sort(key=lambda m: (m.status is not Status.CONVERGED, m.J))
+    found.sort(key=_order)
+    lost = (Status.UNBOUNDED, Status.NOT_FINITE)
+    if found[0].status is Status.CONVERGED:
+        found = [one for one in found if one.status not in lost or one.J < found[0].J]
+    if is_thorough(ritz, problem.theta0) and runs_away(functional, mesh, pace, found[0].J):
+        return trajectory(replace(found[0], status=Status.UNBOUNDED), UNKNOWN)
     paths: list[Trajectory] = []
     if ritz.margin < 1:
         floor = lowest(objective, found, float(functional.on(mesh).weight.sum()))
@@ -73,7 +93,7 @@ def solve_finite(
                 raise ValueError("No path is better than one that comes to rest.")
 
     def again(result: Minimum) -> bool:
-        return any(
+        return crawls(result, [*known, *paths]) or any(
             abs(result.J - path.J) <= 1e-4 * abs(path.J)
             and ((ritz.margin < 1 and alike(result, path, T)) or same_curve(result, path))
             for path in paths
@@ -83,6 +103,12 @@ def solve_finite(
         if ritz.elements:
             paths.append(trajectory(result, compare(result, ritz.iterations)))
             continue
+        if any(
+            path.J < result.J <= path.J + COARSE * abs(path.J) and same_curve(result, path)
+            for path in paths
+            if path.status.ok
+        ):
+            continue
         try:
             fine = refine(result, problem.tol, stretch=1.0, hopeless=again, **ritz.limits)
             paths.append(trajectory(*fine))
@@ -90,6 +116,11 @@ def solve_finite(
             if not paths:
                 raise
     return best_of(paths)
+
+
+def _order(one: Minimum) -> tuple[bool, float]:
+    """Paths that converged before the others, each by their J."""
+    return one.status is not Status.CONVERGED, one.J
 
 
 def _edges(ritz: Ritz, problem: PathProblem, pace: float, fading: bool) -> FloatArray:
@@ -157,6 +188,17 @@ def same_curve(one: Minimum, path: Trajectory) -> bool:
     t = np.interp(np.arange(0, nodes[-1], 0.2), nodes, path.t)
     gaps = cdist(one.points, path.at(t)).min(axis=1)
     return bool(gaps.max() <= _ALIKE * np.linalg.norm(np.ptp(one.points, axis=0)))
+
+
+def crawls(result: Minimum, found: Sequence[Trajectory]) -> bool:
+    """Whether a path converges slowly, and is worse than one of ``found``.
+
+    On an infinite horizon it waits for ever longer as the mesh grows, where that is better than to
+    go on to its end; on a finite one it moves where the discount hides it.
+    """
+    rest = result.functional.rest
+    worse = any(path.status.ok and (path.rest < rest - 1e-9 or path.J < result.J) for path in found)
+    return worse and result.iterations > SLOW
 
 
 def best_of(paths: list[Trajectory]) -> Trajectory:

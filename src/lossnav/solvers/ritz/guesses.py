@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.integrate import odeint
+from scipy.optimize import minimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
@@ -25,7 +26,14 @@ from lossnav.solvers.method import PathProblem
 from lossnav.solvers.riccati.feedback import solved
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.cycles import path_round
-from lossnav.solvers.ritz.ends import descend, minima, rest_jet, resting_places
+from lossnav.solvers.ritz.ends import (
+    PointsJet,
+    descend,
+    minima,
+    rest_jet,
+    resting_places,
+    scattered,
+)
 from lossnav.solvers.ritz.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -35,6 +43,17 @@ _CALLS = 20_000
 """The most evaluations of the slow flow, which is only a guess."""
 _DETOURS = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Heights of detours, in units of the distance between the ends."""
+_HEIGHTS = (0.3, 0.6, 1.2)
+"""Heights of detours to the end of an infinite path, in units of its distance."""
+_PACES = (1.0, 3.0, 9.0)
+"""Rates at which such a path goes on to its end, in units of the slowest."""
+_WAVES = 4
+"""How many random paths are solved, in this many dimensions or fewer."""
+_FEW = 8
+_FULL = 64
+"""With more coordinates than this, places to wait at are found without Hessians."""
+_EXCURSIONS = (10.0, 100.0, 1000.0)
+"""Distances of excursions, in units of the coordinates."""
 _STOPS = 6
 """How many points to wait at are tried: the lowest."""
 _SOLVED = 6
@@ -57,7 +76,10 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         paths = paths if ritz.search else itertools.islice(paths, 1)
         straight, *others = _priced(functional, mesh, paths)
         others = [one for one in others if math.isfinite(one.J)]
-        return [straight, *own, *sorted(others, key=lambda one: one.J)[:_SOLVED]]
+        random = _random(ritz, problem, mesh)
+        return [straight, *own, *sorted(others, key=lambda one: one.J)[:_SOLVED], *random]
+    if own and not ritz.search:
+        return own
     objective, theta0 = problem.objective, problem.theta0
     share = 1 - np.exp(-4 * (mesh.t / mesh.edges[-1])[:, None])
     found = [Guess(np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()), *own]
@@ -68,9 +90,29 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         found += [Guess(theta0 + line * (x - theta0)) for x in ends[:4]]
     if objective.gamma and not objective.loss.timed:
         found.append(Guess(slow_flow(objective, theta0, mesh.t)))
+    if objective.drift is not None:
+        found.append(Guess(carried(objective, theta0, mesh.t)))
     if (turns := path_round(objective, theta0, None, mesh.t, pace)) is not None:
         found.append(Guess(turns))
+    found += _random(ritz, problem, mesh)
     return [guess for guess in found if np.isfinite(guess.points).all()]
+
+
+def runs_away(functional: Functional, mesh: Mesh, pace: float, J: float) -> bool:
+    """Whether ever longer excursions along an axis cost ever less, and less than ``J``."""
+    theta0, stop, t, T = functional.theta0, functional.stop, mesh.t, mesh.edges[-1]
+    way = np.zeros_like(theta0) if stop is None else stop - theta0
+    stay = 1 - np.exp(-pace * t)
+    shapes = [stay, t / T] if stop is None else [stay * stay[::-1], np.sin(np.pi * t / T)]
+    size, line = 1 + np.abs(theta0).max(), theta0 + np.outer(t / T, way)
+    for shape, side in itertools.product(shapes, _sides(len(theta0))):
+        out = size * np.outer(shape, side)
+        paths = (line + far * out for far in _EXCURSIONS)
+        near, middle, far = (one.J for one in _priced(functional, mesh, paths))
+        # Where the loss falls at least as fast as motion costs, J grows with the square or more.
+        if near < 0 and middle < 10 * near and far < min(10 * middle, J):
+            return True
+    return False
 
 
 def moments(objective: Objective, horizon: float) -> list[Objective]:
@@ -87,10 +129,66 @@ def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArra
     return resting_places(objective, theta0)
 
 
+def indirect(
+    functional: Functional, mesh: Mesh, places: Iterable[FloatArray], most: int
+) -> list[FloatArray]:
+    """Paths to the end of an infinite horizon by way of other places, and to the sides: least J.
+
+    Each place and each side is tried with a few times or heights, of which the best is kept.
+    """
+    theta0, end = functional.theta0, functional.end
+    assert end is not None
+    t, way, families = mesh.t[:, None], theta0 - end.theta, []
+    fall = np.exp(-end.slow * t)
+    for place in places:
+        first = place + (theta0 - place) * np.exp(-end.fast * t)
+        turns = (1 / (1 + np.exp(3 - end.slow * a * t)) for a in _PACES)
+        families.append([first + share * (end.theta - first) for share in turns])
+    aside = np.e * end.slow * t * fall * float(np.linalg.norm(way))
+    families += [
+        [end.theta + fall * way + a * aside * side for a in _HEIGHTS] for side in _sides(len(way))
+    ]
+    best = [min(_priced(functional, mesh, paths), key=_order) for paths in families]
+    ways = [one.points for one in sorted(best, key=_order)[:most] if math.isfinite(one.J)]
+    size = 1 + float(np.abs(theta0).max())
+    return ways + [end.theta + fall * way + size * wave for wave in waves(1 - fall[:, 0], len(way))]
+
+
+def is_thorough(ritz: Ritz, theta: FloatArray) -> bool:
+    """Whether to start from random paths, too; in many dimensions they find nothing."""
+    return ritz.search and ritz.margin >= 1 and not ritz.elements and len(theta) <= _FEW
+
+
+def _random(ritz: Ritz, problem: PathProblem, mesh: Mesh) -> list[Guess]:
+    if not is_thorough(ritz, problem.theta0):
+        return []
+    theta0, share = problem.theta0, mesh.t / mesh.edges[-1]
+    size, dim = 1 + float(np.abs(theta0).max()), len(theta0)
+    last = np.random.default_rng(3).normal(size=(_WAVES, dim)) * size
+    ways = last if problem.end is None else np.tile(problem.end - theta0, (_WAVES, 1))
+    paths = [
+        theta0 + share[:, None] * way + size * wave
+        for way, wave in zip(ways, waves(share, dim), strict=True)
+    ]
+    functional = Functional(problem.objective, theta0, stop=problem.end)
+    return [Guess(one.points) for one in _priced(functional, mesh, paths) if math.isfinite(one.J)]
+
+
+def waves(share: FloatArray, dim: int) -> list[FloatArray]:
+    """A few random paths that begin and end at zero, where ``share`` is 0 and 1."""
+    rng = np.random.default_rng(2)
+    basis = np.sin(np.pi * np.outer(share, np.arange(1, 4)))
+    return [0.7 * basis @ rng.normal(size=(3, dim)) for _ in range(_WAVES)]
+
+
+def _order(guess: Guess) -> float:
+    return guess.J if math.isfinite(guess.J) else math.inf
+
+
 def _priced(functional: Functional, mesh: Mesh, found: Iterable[FloatArray]) -> list[Guess]:
     whole = functional.on(mesh)
     with np.errstate(all="ignore"):
-        return [Guess(x, float(whole.cost(x - functional.theta0, 0)[0])) for x in found]
+        return [Guess(x, float(whole.cost(x - functional.base, 0)[0])) for x in found]
 
 
 def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[FloatArray]:
@@ -145,15 +243,30 @@ def _stops(
 ) -> list[FloatArray]:
     """Where a path may wait: its ends, and about where descent from there and from around leads."""
     middle, size = (theta0 + end) / 2, 1 + np.abs([theta0, end]).max()
-    around = size * np.random.default_rng(0).normal(size=(12, len(end)))
     jet = rest_jet(objective.at_time(horizon / 2))
-    low = descend(jet, np.concatenate([[theta0, end], middle + around]), iterations=12)
+    if len(end) > _FULL:
+        low = np.array([_downhill(jet, point) for point in (theta0, end, middle)])
+    else:
+        around = scattered(jet, middle, size, 12)
+        low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
     kept: list[FloatArray] = []
     for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
         if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in kept):
             kept.append(point)
     return [*kept[:_STOPS], theta0, end]
+
+
+def _downhill(jet: PointsJet, point: FloatArray) -> FloatArray:
+    """A lower point of many coordinates, by gradients alone."""
+
+    def cost(x: FloatArray) -> tuple[float, FloatArray]:
+        value, slope = jet(x[None], 1)
+        return float(value[0]), slope[0]
+
+    with np.errstate(all="ignore"):
+        found = minimize(cost, point, jac=True, method="L-BFGS-B", options={"maxiter": 50}).x
+    return np.asarray(found, dtype=np.float64)
 
 
 def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
@@ -163,15 +276,31 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
     """
     pace = objective.eta * objective.k / objective.gamma
     loss, metric, drift = objective.loss, objective.metric, objective.drift
-    calls = itertools.count()
 
-    def flow(_: float, x: FloatArray) -> FloatArray:
-        if next(calls) > _CALLS or np.abs(x).max() > far:
-            raise FloatingPointError("no guess")
+    def flow(x: FloatArray) -> FloatArray:
         push = -pace * loss.jet_at(x, 1)[1]
         if metric is not None:
             push = solved(objective.metric_at(x), push)
         return push if drift is None else objective.drift_at(x) + push
+
+    return _integrated(flow, theta, t)
+
+
+def carried(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
+    """The path of the drift alone, whose motion costs nothing; NaN where it diverges."""
+    return _integrated(objective.drift_at, theta, t)
+
+
+def _integrated(
+    flow: Callable[[FloatArray], FloatArray], theta: FloatArray, t: FloatArray
+) -> FloatArray:
+    """The path of a flow to two digits, up to `_CALLS` evaluations; NaN where it diverges."""
+    calls = itertools.count()
+
+    def counted(_: float, x: FloatArray) -> FloatArray:
+        if next(calls) > _CALLS or np.abs(x).max() > far:
+            raise FloatingPointError("no guess")
+        return flow(x)
 
     far = 1e6 * (1 + float(np.abs(theta).max()))
     nothing = np.full((len(t), len(theta)), math.nan)
@@ -179,7 +308,14 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a flow that diverges is no guess
             path, report = odeint(
-                flow, theta, t, rtol=1e-2, atol=1e-4, tfirst=True, full_output=True, mxstep=_CALLS
+                counted,
+                theta,
+                t,
+                rtol=1e-2,
+                atol=1e-4,
+                tfirst=True,
+                full_output=True,
+                mxstep=_CALLS,
             )
     except (FloatingPointError, np.linalg.LinAlgError):
         return nothing

@@ -25,7 +25,7 @@ _SETTLED = 1e-2
 """A step that leaves and gains less than this fraction of slope and J is one of the last."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Minimum:
     """The path that Newton's method reached; ``rounding`` computes the rounding error of its J."""
 
@@ -57,16 +57,16 @@ def minimise(
     Stops after a step that gains less than the fraction ``accuracy`` of J (as Newton's method
     converges quadratically, the next would gain about its square), or where a path is ``hopeless``.
     """
-    theta0, whole = functional.theta0, functional.on(mesh)
-    moves = points - theta0
-    moves[0] = 0.0
+    base, whole = functional.base, functional.on(mesh)
+    moves = points - base
+    moves[0] = functional.theta0 - base
     if functional.stop is not None:
-        moves[-1] = functional.stop - theta0
+        moves[-1] = functional.stop - base
     status, done, noise, lift = Status.ITERATIONS, 0, 0.0, Lift()
-    far = 1e6 * (1 + float(np.abs(theta0 + moves).max()))
+    far = 1e6 * (1 + float(np.abs(base + moves).max()))
 
     def reached() -> Minimum:
-        points, J, slope0 = theta0 + moves, float(now[0]), now[1][0]
+        points, J, slope0 = base + moves, float(now[0]), now[1][0]
         return Minimum(functional, mesh, points, J, slope0, status, done)
 
     def solver(amount: float) -> FloatArray:
@@ -98,7 +98,7 @@ def minimise(
                     # By the slopes at both ends, J fell by their mean.
                     noise = max(noise, abs(float(now[0]) - cost + (decrease - left) / 2))
                 # Rounding hides a gain H s^2 below u H |theta|^2: a step s below sqrt(u) |theta|.
-                tiny = np.abs(step).max() <= 1e-6 * np.abs(theta0 + moves).max()
+                tiny = np.abs(step).max() <= 1e-6 * np.abs(base + moves).max()
                 if decrease / 4 <= noise or (tiny and decrease <= whole.rounding(moves)):
                     if abs(left) > decrease / 2:  # the slopes are rounding errors, too
                         status = Status.CONVERGED
@@ -121,7 +121,7 @@ def minimise(
             if last:
                 status = Status.CONVERGED
                 break
-            if float(np.abs(theta0 + moves).max()) > far:
+            if float(np.abs(base + moves).max()) > far:
                 status = Status.UNBOUNDED
                 break
             if done >= PATIENCE and hopeless(best):
@@ -135,7 +135,7 @@ def minimise(
         except LinAlgError:
             status = Status.STATIONARY
     best.status, best.iterations = status, done
-    best.rounding = lambda: max(noise, whole.rounding(best.points - theta0))
+    best.rounding = lambda: max(noise, whole.rounding(best.points - base))
     return best
 
 

@@ -14,15 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.banded import solve_elements
+from lossnav.problem.running_cost import running_jet
+from lossnav.solvers.banded import Blocks, SparseBlocks, solve_elements
 from lossnav.solvers.ritz.assembly import UNIT_ROUNDOFF, scattered_signs
 from lossnav.solvers.ritz.ends import rate
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.trajectory import Interpolant, Status, Trajectory, initial_velocity, within
 
-_SLOW = 20
+SLOW = 20
 """More Newton steps than this on a refined mesh suggest that J is nearly flat."""
+_RETIMED = 4
+"""How often a path that converges slowly is moved in time on one mesh."""
+_NARROWEST = 1e-2
+"""The least width of an element whose time is shared out again, in units of the mean."""
 ROUNDING = 1e-12
 """The smallest error that is reported."""
 AT_REST = 1e3 * UNIT_ROUNDOFF
@@ -83,10 +88,13 @@ def refine(
         else:
             mesh = _finer(result, degree, tol, stretch)
             points = _interpolant(result)(mesh.t)
-        new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
-        if new.iterations > _SLOW and new.functional.end is None and not hopeless(new):
+        patience = min(iterations, 2 * SLOW)
+        new = minimise(result.functional, mesh, points, patience, accuracy, hopeless)
+        for _ in range(_RETIMED):
+            if new.iterations <= SLOW or new.functional.end is not None or hopeless(new):
+                break
             mesh, points = _retimed(new)
-            new = minimise(result.functional, mesh, points, iterations, accuracy, hopeless)
+            new = minimise(result.functional, mesh, points, patience, accuracy, hopeless)
         reached, rounding = False, Errors(0.0, 0.0)
         if not first:
             error = _difference(new, result)
@@ -98,7 +106,8 @@ def refine(
         if not reached and new.status is not Status.INTERRUPTED and hopeless(new):
             raise ValueError("Another path is better.")
         # A path whose timing hardly matters converges slowly; on a finer mesh it may go on.
-        slow = new.status is Status.ITERATIONS and abs(new.J - result.J) <= 1e-2 * abs(result.J)
+        change = 0.1 if new.iterations > SLOW else 1e-2
+        slow = new.status is Status.ITERATIONS and abs(new.J - result.J) <= change * abs(result.J)
         if not (slow or new.status is Status.CONVERGED):
             best = replace(new if new.J <= result.J else result, status=new.status)
             return best, UNKNOWN
@@ -117,8 +126,13 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
     steps are straight, moves it slowly.
     """
     functional, edges, degree = result.functional, result.mesh.edges, result.mesh.degree
-    moves, T = result.points - functional.theta0, float(edges[-1])
+    moves, T = result.points - functional.base, float(edges[-1])
     best, least = edges, result.J
+    objective = functional.objective
+    if not (objective.gamma or objective.discount or objective.loss.timed):
+        shared = _shared_out(result)
+        if float(functional.on(Mesh(shared, degree)).cost(moves, 0)[0]) < least:
+            return Mesh(shared, degree), result.points
     for ramp in (T / 4, T / 16, T / 64):
         share = np.minimum(1.0, np.minimum(edges, T - edges) / ramp)
         for step in (T / 128, -T / 128):
@@ -128,6 +142,32 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
                     break
                 best, least, step = moved, J, 1.5 * step
     return Mesh(best, degree), result.points
+
+
+def _shared_out(result: Minimum) -> FloatArray:
+    r"""Edges between which a curve, traversed without discount, costs least.
+
+    In an element of width w, motion without drift costs A/w and the rest of the running cost C w.
+    With a given sum of widths, the best are :math:`w = \sqrt{A/(C + E)}`, with the same energy E.
+    """
+    functional, mesh = result.functional, result.mesh
+    at, pace = functional.on(mesh).states(result.points - functional.base)
+    there, back, still = (
+        running_jet(functional.objective, at, sign * pace, 0)[0] @ mesh.reference.weights
+        for sign in (1, -1, 0)
+    )
+    widths, T = mesh.widths, float(mesh.edges[-1])
+    A, least = np.maximum((there + back) / 2 - still, 0.0) * widths**2, _NARROWEST * T / len(widths)
+
+    def wide(energy: float) -> FloatArray:
+        return np.maximum(np.sqrt(A / (still - still.min() + energy)), least)
+
+    low, high = -700.0, 700.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if wide(math.exp(middle)).sum() > T else (low, middle)
+    found = wide(math.exp(high))
+    return np.concatenate([[0.0], np.cumsum(found) * (T / found.sum())])
 
 
 def compare(result: Minimum, iterations: int) -> Errors:
@@ -187,14 +227,16 @@ def _undecided(result: Minimum) -> float:
     as in the time at which a path leaves a rest, this moves the minimum far.
     """
     functional, mesh = result.functional, result.mesh
-    moves = result.points - functional.theta0
+    moves = result.points - functional.base
     _, slope, blocks = functional.on(mesh).cost(moves, 2)
 
-    def times(matrices: FloatArray, x: FloatArray) -> FloatArray:
+    def times(matrices: Blocks, x: FloatArray) -> FloatArray:
         local = mesh.local(x)
+        if isinstance(matrices, SparseBlocks):
+            return mesh.gather(matrices.times(local))
         return mesh.gather((matrices @ local.reshape(*matrices.shape[:2], 1)).reshape(local.shape))
 
-    side = UNIT_ROUNDOFF * times(np.abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
+    side = UNIT_ROUNDOFF * times(abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
     try:
         moved = times(blocks, solve_elements(blocks, side, functional.free))[0]
     except np.linalg.LinAlgError:  # no minimum, which the status says

@@ -47,13 +47,18 @@ def is_late(end: End, time: float) -> bool:
 
 
 def solve_undirected(
-    ritz: Ritz, problem: PathProblem, ends: Sequence[End], rival: Trajectory | None
+    ritz: Ritz,
+    problem: PathProblem,
+    ends: Sequence[End],
+    rival: Trajectory | None,
+    known: Sequence[Trajectory] = (),
 ) -> Trajectory:
     """The best path of a discounted problem on an infinite horizon, without a terminal rest point.
 
-    Windows after the first are solved when a time in them is first requested.
+    ``rival`` and ``known`` are those of `solve_finite`. Windows after the first are solved when a
+    time in them is first requested.
     """
-    windows = _Windows(ritz, problem, ends, rival)
+    windows = _Windows(ritz, problem, ends, rival, known)
     path, first = windows.path, windows.pieces[0]
     return replace(
         path,
@@ -110,12 +115,17 @@ class _Windows:
     """
 
     def __init__(
-        self, ritz: Ritz, problem: PathProblem, ends: Sequence[End], rival: Trajectory | None
+        self,
+        ritz: Ritz,
+        problem: PathProblem,
+        ends: Sequence[End],
+        rival: Trajectory | None,
+        known: Sequence[Trajectory] = (),
     ) -> None:
         self.ritz, self.problem, self.ends = ritz, problem, ends
         self.window = window(problem.objective, problem.tol)
         self.pieces: list[_Piece] = []
-        self.path = self.extend(rival)
+        self.path = self.extend(rival, known)
 
     @property
     def time(self) -> float:
@@ -125,7 +135,9 @@ class _Windows:
     def theta(self) -> FloatArray:
         return self.pieces[-1].theta[-1] if self.pieces else self.problem.theta0
 
-    def extend(self, rival: Trajectory | None = None) -> Trajectory:
+    def extend(
+        self, rival: Trajectory | None = None, known: Sequence[Trajectory] = ()
+    ) -> Trajectory:
         """Solve the next window; at a point of rest, the one before the end of the horizon."""
         ritz, left = self.ritz, self.problem.horizon - self.time
         if rival is not None:  # it is the best of the paths that settle in time
@@ -140,7 +152,10 @@ class _Windows:
         end = self.problem.end if seen else None
         span = left if seen else _SOLVED * self.window
         problem = replace(self.problem, theta0=self.theta, horizon=span, end=end)
-        path = solve_finite(ritz, problem, rival, fading=end is None)
+        if self.pieces and end is None:  # the window before has searched already
+            before = self.pieces[-1]
+            ritz = replace(ritz, search=False, guess=_continued(before, self.window))
+        path = solve_finite(ritz, problem, rival, known, fading=end is None)
         # Later points weigh too little to be exact; the next window begins with them.
         last = left <= self.window / 2
         shown = path.t <= (span if last else self.window / 2)
@@ -189,6 +204,12 @@ class _Windows:
         if home is not None and later.any():
             found[later] = self.theta + home.policy.displacement(self.theta, t[later] - self.time)
         return found
+
+
+def _continued(piece: _Piece, window: float) -> Interpolant:
+    """The path of a window beyond the piece of it that was kept."""
+    kept, last = float(piece.t[-1]), _SOLVED * window
+    return lambda t: piece.at(np.minimum(t + kept, last))
 
 
 def _destination(objective: Objective, theta: FloatArray, ends: Sequence[End]) -> FloatArray | None:
