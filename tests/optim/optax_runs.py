@@ -11,7 +11,7 @@ import jax.numpy as jnp  # noqa: E402
 
 STEPS = 100
 SHAPES = {"w": (5, 3), "b": (4,), "deep": [()]}
-FIXED = ("b1", "b2", "eps", "gamma", "saturation", "shared")
+FIXED = ("b1", "b2", "eps", "gamma", "saturation", "shared", "cooldown")
 is_shape = {"is_leaf": lambda x: isinstance(x, tuple)}
 
 
