@@ -6,7 +6,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import lossnav as ln
@@ -451,6 +451,7 @@ def test_units_of_the_loss(scale):
 
 
 @given(st.floats(1e-3, 1e3), st.floats(0.0, 5.0))
+@example(1.0, 5e-324)  # half of it is zero
 def test_units_of_time_and_of_the_parameters(scale, gamma):
     """Time in other units changes nothing that is seen; nor do parameters, which only scale."""
     one = BeliefRule(dt=0.1, eta=0.5, gamma=gamma, kappa=1.3)

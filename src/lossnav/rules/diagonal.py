@@ -310,14 +310,14 @@ class BeliefRule(BeliefFamily):
         if typical is None and self.scaled:
             typical = self._typical(s, v, old)
         m, used, kept = self.gain.observe(g, m, v, state, s, typical, self.dt)
+        unit = s.level**0.5
+        Gamma = self.Gamma / unit if present(self.gamma) else 0.0  # a tiny gamma may round to zero
         if self.second == "instant":
             square, root = used * used, xp.abs(used)
         else:
             kept["v"] = v
             square = v + self.eps_root / s.level if present(self.eps_root) else v
-            root = None if present(self.gamma) else xp.sqrt(square)
-        unit = s.level**0.5
-        Gamma = self.Gamma / unit if present(self.gamma) else 0.0
+            root = None if present(Gamma) else xp.sqrt(square)
         D = speed_limit(root, Gamma, self.eps / unit if present(self.eps) else 0.0, v=square)
         size, bend = self.lengths(s, typical)
         below = D
