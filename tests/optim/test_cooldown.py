@@ -110,6 +110,11 @@ def test_the_horizon_may_be_moved(make):
 def test_a_horizon_is_a_number_of_steps(horizon):
     with pytest.raises(ValueError, match="it must be a number of steps"):
         Navigator([torch.nn.Parameter(torch.ones(2))], horizon=horizon)
+    ours = pytest.importorskip("lossnav.optim.optax")
+    for make in (ours.navigator, ours.kronecker_navigator):
+        with pytest.raises(ValueError, match="it must be a number of steps"):
+            make(0.1, horizon=horizon)
+        assert make(0.1, horizon=1) is not None
 
 
 @pytest.mark.parametrize("kind", ["navigator", "kronecker_navigator"])

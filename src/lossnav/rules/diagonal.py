@@ -46,8 +46,30 @@ def damping(saturation: Any, shared: Any, horizon: Any) -> tuple[Any, Any]:
         >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
         ((4.0, 0.5), (2.0, 0.0), (1.0, 0.5))
     """
+    check_horizon(horizon)
     c, a = (4.0, 0.5) if horizon is None else (2.0, 0.0)
     return c if saturation is None else saturation, a if shared is None else shared
+
+
+def check_horizon(horizon: Any) -> None:
+    """Refuse what is no number of steps; an array, which may be traced, passes."""
+    whole = isinstance(horizon, int) and not isinstance(horizon, bool)
+    if known(horizon) and horizon is not None and not (whole and horizon > 0):
+        raise ValueError(
+            f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
+        )
+
+
+def respelled(centered: bool, centred: bool | None) -> bool:
+    """The setting ``centered``, if need be from its old spelling, which warns."""
+    if centred is None:
+        return centered
+    warnings.warn(
+        "centred is now spelled centered, as in PyTorch; the old spelling will be removed.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return centred
 
 
 class Scalars(NamedTuple):

@@ -13,7 +13,6 @@ of real ones (conjugate its gradient first, as for all of optax).
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule
-from lossnav.rules.diagonal import BeliefRule, damping
+from lossnav.rules.diagonal import BeliefRule, check_horizon, damping, respelled
 from lossnav.rules.gains import fraction
 from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
 from lossnav.rules.uncertain import UncertainWeightsRule, variance
@@ -110,7 +109,7 @@ def navigator(
         >>> bool(loss(params) < 1e-4), int(state.skipped)
         (True, 0)
     """
-    centered = _respelled(centered, centred)
+    centered = respelled(centered, centred)
     c, a = damping(saturation, shared, horizon)
     numbers = {"eps": eps, "gamma": gamma, "saturation": c, "shared": a}
     numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
@@ -200,12 +199,16 @@ def kronecker_navigator(
         (['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'], None)
     """
     check_basis(refresh, max_dim, matrix)
-    centered = _respelled(centered, centred)
+    check_horizon(horizon)
+    centered = respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
     numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
     inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
     # A matrix counts its steps from the second gradient on.
-    turned = inner if horizon is None else replace(inner, horizon=horizon - 1)
+    later: Any = horizon
+    if horizon is not None:
+        later = max(horizon - 1, 1) if isinstance(horizon, int) else jnp.maximum(horizon - 1, 1)
+    turned = replace(inner, horizon=later)
     rule = RotatedRule(dt=1.0, inner=turned, basis_beta=plain(basis_beta), refresh=refresh)
 
     def assign(leaves: list[Any], _: Any) -> list[Rule]:
@@ -399,17 +402,6 @@ def _same_for_all(
         nonfinite=nonfinite,
         needs_params=False,
     )
-
-
-def _respelled(centered: bool, centred: bool | None) -> bool:
-    if centred is None:
-        return centered
-    warnings.warn(
-        "centred is now spelled centered, as in PyTorch; the old spelling will be removed.",
-        FutureWarning,
-        stacklevel=3,
-    )
-    return centred
 
 
 def _belief(

@@ -25,9 +25,9 @@ from lossnav.optim.torch.diagonal import (
     numbers_of,
     numbers_traced,
 )
-from lossnav.optim.torch.navigator import Navigator, respelled
+from lossnav.optim.torch.navigator import Navigator
 from lossnav.optim.torch.shards import gathered, is_sharded, part, shared_out, whole
-from lossnav.rules.diagonal import BeliefRule
+from lossnav.rules.diagonal import BeliefRule, respelled
 from lossnav.rules.kronecker import (
     check_basis,
     first_basis,

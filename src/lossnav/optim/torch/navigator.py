@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal, Self
 
 import torch
@@ -13,7 +12,7 @@ from lossnav._base import checks
 from lossnav.optim.torch.base import Group, _home
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
 from lossnav.optim.torch.moving import adamw_state, is_adam, moved_in, summary, translated
-from lossnav.rules.diagonal import BeliefRule, damping
+from lossnav.rules.diagonal import BeliefRule, check_horizon, damping, respelled
 from lossnav.rules.gains import Betas
 
 
@@ -227,26 +226,6 @@ class Navigator(DiagonalOptimizer):
         settings = {name: group[name] for name in self._formula if name != "centered"}
         second = "centered" if group["centered"] else "plain"
         return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
-
-
-def check_horizon(horizon: Any) -> None:
-    whole = isinstance(horizon, int) and not isinstance(horizon, bool)
-    if horizon is not None and not (whole and horizon > 0):
-        raise ValueError(
-            f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
-        )
-
-
-def respelled(centered: bool, centred: bool | None) -> bool:
-    """The setting ``centered``, if need be from its old spelling, which warns."""
-    if centred is None:
-        return centered
-    warnings.warn(
-        "centred is now spelled centered, as in PyTorch; the old spelling will be removed.",
-        FutureWarning,
-        stacklevel=3,
-    )
-    return centred
 
 
 class Ballistic(DiagonalOptimizer):
