@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two test workers with several BLAS threads each fight over the cores: twice as slow on two of them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 2 --max-worker-restart 0
 FRAME := pyproject.toml constraints.txt
 # Extras of `make lowest`: without torch, whose old versions come with gigabytes of CUDA packages.
 EXTRAS ?= jax,explore,study,fast
@@ -24,7 +24,7 @@ check: lint  ## Check format, lint and types, and run the fast tests: two minute
 	$(PYTEST) -m "not slow" tests
 
 test: $(VENV)/.checks $(VENV)/.chromium  ## Check everything: lint, types, docs, all tests
-	$(MAKE) lint docs
+	$(MAKE) docs & docs=$$!; $(MAKE) lint && wait $$docs
 	$(BIN)/python tools/portable.py --quick
 	$(PYTEST) --durations=10
 

@@ -1,7 +1,10 @@
 """Settings that all tests share, and which of them are slow or numerical."""
 
+import atexit
 import os
 import re
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,13 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 # Most of what JAX does here is to compile; a kind of `make portable` compiles with all optimizations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The workers share what they compile; with a bound of its size, JAX locks the folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # A check before merging must not depend on luck; at home, look for new examples each time. A busy machine fails no test.
 settings.register_profile("merge", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -77,15 +87,26 @@ def missing(text):
     return found and f"{found[1]} is not installed"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     for item in items:
         for marker, names in MARKED.items():
             if re.match(names, item.nodeid, re.VERBOSE):
                 item.add_marker(marker)
-        if re.match(TOGETHER, item.nodeid):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Spread single tests, and the modules of `TOGETHER` whole (pytest 9.2 hides xdist_group)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            module = re.match(TOGETHER, nodeid)
+            return module[0] if module else nodeid
+
+    config.option.loadscopereorder = False  # keeps the longest first
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
