@@ -1,1 +1,0 @@
-"""Objective to EulerLagrange: the equations of the optimal path, derived symbolically."""

@@ -1,1 +1,0 @@
-"""Fit members of the family to observed steps, and name the nearest known optimizer."""

@@ -1,1 +1,0 @@
-"""Probes of an optimizer: chosen gradients in, observed steps out."""
