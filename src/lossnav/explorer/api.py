@@ -14,7 +14,7 @@ import numpy as np
 import sympy
 
 from lossnav._base.files import plain
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.equations.notation import mathml
 from lossnav.explorer import paths, requests
 from lossnav.explorer.beliefs import BELIEFS, UNCERTAINTY, beliefs, uncertainty

@@ -12,9 +12,9 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import CLOSE, named
+from lossnav.inference.fit import EARLY, distance
 from lossnav.inference.fit.examination import rounded
-from lossnav.inference.fit.least_squares import EARLY, distance
-from lossnav.inference.probes.probed_optimizer import (
+from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
     rough_gradients,

@@ -13,13 +13,23 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference import time_limit
 from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
-from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, mechanisms, planned
+from lossnav.inference.fit import (
+    EARLY,
+    RESOLUTION,
+    Fit,
+    Observations,
+    affine,
+    diagonal,
+    distance,
+    examination,
+    matrix_rules,
+    mechanisms,
+    planned,
+)
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.least_squares import EARLY, RESOLUTION, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
-from lossnav.inference.probes import drift, memory
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, ProbeError, label_of
+from lossnav.inference.probes import ProbedOptimizer, ProbeError, drift, label_of, memory
 
 MOST_ENTRIES = 1024
 _BENT = 1e-6

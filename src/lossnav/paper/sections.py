@@ -23,7 +23,7 @@ import sympy
 import lossnav
 from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.equations.notation import mathml
 from lossnav.paper import cache, figures
 from lossnav.paper.figures import PaperFigure, discount, geometry, training_panels

@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.least_squares import EARLY, Fit, Observations, distance
+from lossnav.inference.fit import EARLY, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes import ProbedOptimizer, signs, training_gradients
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs, training_gradients
 from lossnav.inference.probes.response import Response
 
 _EXACT = 2e-5

@@ -17,11 +17,11 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.least_squares import Fit, distance, from_scale, interval, of_samples
+from lossnav.inference.fit import Fit, distance, from_scale, interval, of_samples
 from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes import ProbedOptimizer
 from lossnav.inference.probes.invariance import matrix_shape, rotation
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation, SignBalance, sign_balance
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
 from lossnav.inference.probes.response import Response
 from lossnav.rules.base import Array, State
 from lossnav.rules.diagonal import BeliefRule

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.least_squares import EARLY, Fit, Observations
+from lossnav.inference.fit import EARLY, Fit, Observations
 from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of
 from lossnav.rules.family import quotient, speed_limit
 from lossnav.rules.gains import one_minus_power

@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.least_squares import EARLY, Fit, Observations, distance
+from lossnav.inference.fit import EARLY, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.learner import Learner
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, training_gradients
+from lossnav.inference.probes import ProbedOptimizer, training_gradients
 from lossnav.inference.probes.response import STEPS, Plan, Response
 
 _BETAS = (0.0, 0.2, 0.5, 0.7, 0.85, 0.93, 0.97, 0.985, 0.993, 0.998)

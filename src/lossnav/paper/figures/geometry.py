@@ -12,7 +12,7 @@ import numpy as np
 import sympy
 
 from lossnav._base.checks import FloatArray
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.paper import figures
 from lossnav.paper.figures import BLUE, ORANGE, RED, PaperFigure, Tables
 from lossnav.problem.geometry import Decay, Rotation
