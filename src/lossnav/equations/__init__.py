@@ -28,9 +28,16 @@ import numpy as np
 import sympy
 
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K, aligned, exact, trace
-from lossnav.equations.lagrangian import Lagrangian, solved, tidy, vanishes
+from lossnav.equations.lagrangian import (
+    Helmholtz,
+    Lagrangian,
+    curl_free,
+    solved,
+    split_drift,
+    tidy,
+    vanishes,
+)
 from lossnav.equations.limits import Limits, Overdamped, overdamped, quadratic_limits
-from lossnav.equations.nongradient import Helmholtz, curl_free, split_drift
 from lossnav.equations.notation import Equation, latex
 from lossnav.problem.objective import Objective
 
