@@ -13,7 +13,7 @@ from scipy.integrate import simpson, solve_ivp
 import lossnav as ln
 from lossnav.optim.torch import Ballistic
 from lossnav.paper.figures import (
-    discount,
+    quadratic,
     double_well,
     geometry,
     network,
@@ -22,7 +22,7 @@ from lossnav.paper.figures import (
     training_panels,
     uncertainty,
 )
-from lossnav.paper.figures.discount import fig2, mixed
+from lossnav.paper.figures.quadratic import fig2, mixed
 from lossnav.paper.figures.double_well import basins, fig1
 from lossnav.paper.figures.geometry import fig3, spiral
 from lossnav.paper.figures.network import Network
@@ -47,7 +47,7 @@ def test_fig1_crosses_over_and_gradient_flow_does_not():
 def test_fig2_paths_are_the_closed_form():
     """One exponential for each direction; and four times the curvature, as the caption says."""
     tables = fig2.data()
-    for gamma in discount.GAMMAS:
+    for gamma in quadratic.GAMMAS:
         rate = np.sqrt(gamma**2 / 4 + 1) - gamma / 2
         t = tables["fig2a"]["t"]
         assert tables["fig2a"][f"theta gamma={gamma:g}"] == pytest.approx(
@@ -115,13 +115,13 @@ def test_basins_table(monkeypatch):
 
 def test_mixed_directions_follow_the_closed_form():
     tables = mixed.data()
-    rule, gamma = tables["mixed rule"], discount.GAMMA
+    rule, gamma = tables["mixed rule"], quadratic.GAMMA
     exact = 1 / (gamma / 2 + np.sqrt(gamma**2 / 4 + rule["h"]))
     assert rule["speed"] == pytest.approx(exact, rel=1e-8)
     flat, steep = rule["h"] < 1e-3, rule["h"] > 1e3
     assert rule["speed"][flat] == pytest.approx(rule["gradient descent"][flat], rel=1e-3)
     assert rule["speed"][steep] == pytest.approx(rule["ballistic"][steep], rel=2e-2)
-    for name, h in zip(("flat", "steep"), discount.PAIR, strict=True):
+    for name, h in zip(("flat", "steep"), quadratic.PAIR, strict=True):
         path = tables[f"mixed {name}"]
         rate = np.sqrt(gamma**2 / 4 + h) - gamma / 2
         assert path["theta"] == pytest.approx(np.exp(-rate * path["t"]), abs=1e-10)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from lossnav.cli import commands
 from lossnav.paper import PARTS, cache, figures, reproduce, sections
 from lossnav.paper.figures import double_well, regret, training_panels, uncertainty
-from lossnav.paper.figures.discount import fig2, mixed
+from lossnav.paper.figures.quadratic import fig2, mixed
 from lossnav.paper.ledger import ledger
 from lossnav.studies.data import DataError
 
