@@ -13,19 +13,16 @@ from scipy.integrate import simpson, solve_ivp
 import lossnav as ln
 from lossnav.optim.torch import Ballistic
 from lossnav.paper.figures import (
-    quadratic,
     double_well,
-    geometry,
     network,
-    regret,
+    quadratic,
     save_csv,
     training_panels,
     uncertainty,
 )
-from lossnav.paper.figures.quadratic import fig2, mixed
 from lossnav.paper.figures.double_well import basins, fig1
-from lossnav.paper.figures.geometry import fig3, spiral
 from lossnav.paper.figures.network import Network
+from lossnav.paper.figures.quadratic import fig2, fig3, mixed, spiral
 from lossnav.paper.figures.uncertainty import transients
 from lossnav.studies import spec as study_file
 
@@ -129,9 +126,9 @@ def test_mixed_directions_follow_the_closed_form():
 
 def test_spirals_end_at_the_printed_limit_and_not_at_the_least_potential():
     tables, mu = spiral.data(), np.array([0.0, -0.5])
-    for gamma in geometry.GAMMAS:
+    for gamma in quadratic.SPIRAL_GAMMAS:
         table = tables[f"spiral gamma={gamma:g}"]
-        for i, q in enumerate(geometry.TURNS):
+        for i, q in enumerate(quadratic.TURNS):
             J = q * np.array([[0.0, -1.0], [1.0, 0.0]])
             limit = 4 * linalg.solve(4 * np.eye(2) - J @ (J + gamma * np.eye(2)), mu)
             end = [table["end theta1"][i], table["end theta2"][i]]
@@ -227,9 +224,9 @@ def test_network_noise_follows_its_hessian(monkeypatch):
 
 
 def test_every_rule_wins_under_its_own_assumptions(monkeypatch):
-    monkeypatch.setattr(regret, "RATES", (0.0625, 0.25))
-    monkeypatch.setattr(regret, "STEPS", 60)
-    tables = regret.data()
+    monkeypatch.setattr(quadratic, "RATES", (0.0625, 0.25))
+    monkeypatch.setattr(quadratic, "STEPS", 60)
+    tables = quadratic.regret.data()
     table = tables["regret"]
     rules = [name for name in table if name not in ("objective", "optimal J")]
     for i, name in enumerate(table["objective"]):

@@ -26,9 +26,8 @@ from lossnav._base.files import write_whole
 from lossnav.equations import derive
 from lossnav.equations.notation import mathml
 from lossnav.paper import cache, figures
-from lossnav.paper.figures import PaperFigure, geometry, quadratic, training_panels
+from lossnav.paper.figures import PaperFigure, quadratic, training_panels
 from lossnav.paper.figures.double_well import basins, fig1
-from lossnav.paper.figures.regret import regret
 from lossnav.paper.figures.uncertainty import noise, transients
 from lossnav.paper.ledger import Entry, Verdict, ledger, one_thread, summary
 from lossnav.paper.page import Section, render
@@ -191,8 +190,8 @@ def exact_paths() -> list[dict[str, str]]:
         for panel, loss, start in panels
         for gamma in quadratic.GAMMAS
     ]
-    tasks = geometry.OBJECTIVES.items()
-    return rows + [_path_row(f"Fig. 3{name}", task, geometry.START) for name, task in tasks]
+    tasks = quadratic.OBJECTIVES.items()
+    return rows + [_path_row(f"Fig. 3{name}", task, quadratic.BOWL_START) for name, task in tasks]
 
 
 def _path_row(name: str, objective: Objective, start: tuple[float, ...]) -> dict[str, str]:
@@ -337,13 +336,13 @@ PARTS: dict[str, Part] = {
     "fig1": _figure(PAPER, fig1),
     "fig2": _figure(PAPER, quadratic.fig2),
     "fig2ef": Part(PAPER, _training_panels, _trained_on, ("studies", "optim")),
-    "fig3": _figure(PAPER, geometry.fig3),
+    "fig3": _figure(PAPER, quadratic.fig3),
     "basins": _figure(WORDS, basins),
     "mixed": _figure(WORDS, quadratic.mixed),
-    "spiral": _figure(WORDS, geometry.spiral),
+    "spiral": _figure(WORDS, quadratic.spiral),
     "noise": _figure(WORDS, noise, ("studies",)),
     "transients": _figure(WORDS, transients),
-    "regret": _figure(BEYOND, regret),
+    "regret": _figure(BEYOND, quadratic.regret),
     "training": Part(BEYOND, lambda job: training_studies(), _stored_hash("training")),
     "fingerprints": Part(BEYOND, lambda job: fingerprints(), _stored_hash("fingerprints")),
     "paths": Part(EQUATIONS, _paths),
