@@ -24,7 +24,6 @@ from lossnav.inference.fit import (
     examination,
     matrix_rules,
     mechanisms,
-    planned,
 )
 from lossnav.inference.fit.examination import Examination
 from lossnav.inference.fit.simulation import DiagonalModel
@@ -163,8 +162,8 @@ def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
     if not measured.response.plans or probed.random or measured.kind not in ("diagonal", "other"):
         return None
     probed.watch.doing = "run on random gradients for the fit of a bent step"
-    fit, observed = planned.identify(probed, measured.response)
-    learner = planned.learner_of(fit.model)
+    fit, observed = diagonal.identify_bent(probed, measured.response)
+    learner = diagonal.learner_of(fit.model)
     if fit.residual > _BENT or learner is None:
         return None
     exam = measured.examine()

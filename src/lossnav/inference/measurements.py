@@ -14,6 +14,7 @@ from lossnav.inference.assumptions import (
     Curve,
     Discount,
     Estimate,
+    Learner,
     Memory,
     Nearest,
     WeightDrift,
@@ -21,7 +22,6 @@ from lossnav.inference.assumptions import (
 from lossnav.inference.fit import Fit, diagonal
 from lossnav.inference.fit.examination import TOLERANCE, Examination
 from lossnav.inference.fit.simulation import DiagonalModel
-from lossnav.inference.learner import Learner
 from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,

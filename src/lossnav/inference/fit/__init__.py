@@ -62,6 +62,12 @@ def distance(steps: FloatArray, others: FloatArray) -> float:
     return float(np.sqrt((np.minimum(per_tensor, 1e3) ** 2).mean()))
 
 
+def best_factor(unit: FloatArray, steps: FloatArray) -> float:
+    """The factor that brings ``unit`` nearest to ``steps``; each tensor counts alike."""
+    weight = _weights(steps) ** 2
+    return float((unit * steps * weight).sum() / max((unit**2 * weight).sum(), 1e-300))
+
+
 def _weights(steps: FloatArray) -> FloatArray:
     size = np.sqrt((steps**2).mean(axis=(0, *range(2, steps.ndim)), keepdims=True))
     return 1 / np.where(size > 0, size, 1.0)

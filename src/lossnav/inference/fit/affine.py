@@ -25,7 +25,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.learner import Learner
+from lossnav.inference.assumptions import Learner
 from lossnav.inference.probes import ProbedOptimizer, ProbeError
 from lossnav.solvers.curvature import step_gain
 
