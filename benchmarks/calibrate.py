@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from lossnav.inference import calibrate  # noqa: E402
 from lossnav.optim.torch import Navigator  # noqa: E402
 from lossnav.studies import tasks  # noqa: E402
-from lossnav.studies.statistics.comparisons import compare  # noqa: E402
+from lossnav.studies.statistics import compare  # noqa: E402
 
 DEFAULTS = {
     "AdamW": {"betas": (0.9, 0.999), "weight_decay": 0.01, "nesterov": False, "saturation": 0.0},

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lossnav.equations.derivation import EulerLagrange as EulerLagrange
-    from lossnav.equations.derivation import derive as derive
+    from lossnav.equations import EulerLagrange as EulerLagrange
+    from lossnav.equations import derive as derive
     from lossnav.inference import Assumptions as Assumptions
     from lossnav.inference import PathAssumptions as PathAssumptions
     from lossnav.inference import calibrate as calibrate
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from lossnav.solvers.trajectory import Trajectory as Trajectory
 
 _HOME = {
-    "equations.derivation": ["EulerLagrange", "derive"],
+    "equations": ["EulerLagrange", "derive"],
     "inference": [
         "Assumptions", "PathAssumptions", "calibrate", "infer", "infer_log", "infer_path", "record",
     ],

@@ -7,9 +7,11 @@ the same numbers and the same noise reach every library.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -112,6 +114,20 @@ def is_transformation(value: Any) -> bool:
 def rule_name(rule: Rule) -> str:
     """The name a rule was given, or that of its class."""
     return getattr(rule, "name", "") or type(rule).__name__
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the state of the random generators of Python, NumPy and PyTorch at the end."""
+    import torch
+
+    plain, old = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(old)  # noqa: NPY002
 
 
 def _needed(function: Any) -> int:

@@ -7,7 +7,7 @@ from scipy.integrate import solve_ivp
 
 import lossnav as ln
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 
 SPIN = [[0, -1], [1, 0]]
 

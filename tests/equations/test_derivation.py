@@ -14,7 +14,7 @@ from sympy.calculus.euler import euler_equations
 import lossnav as ln
 from effort import calls
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 
 seeds = st.integers(0, 2**32 - 1)
 

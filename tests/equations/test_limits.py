@@ -6,7 +6,7 @@ import sympy
 
 import lossnav as ln
 from lossnav._base.symbolic import ETA, GAMMA, K
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.equations.limits import CURVATURE as h
 from lossnav.equations.limits import DECAY as j
 from lossnav.equations.limits import GRADIENT as g

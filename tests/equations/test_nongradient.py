@@ -9,8 +9,8 @@ from sympy import Matrix, Rational, eye
 
 import lossnav as ln
 from lossnav._base.symbolic import ETA, GAMMA, K
-from lossnav.equations.derivation import derive
-from lossnav.equations.nongradient import helmholtz
+from lossnav.equations import derive
+from lossnav.equations.lagrangian import helmholtz
 
 x, y, z = sympy.symbols("x y z", real=True)
 coefficients = st.integers(-3, 3)

@@ -10,7 +10,7 @@ import torch
 
 from lossnav.inference import infer
 from lossnav.inference.fit.mechanisms import MECHANISMS, ChangedModel
-from lossnav.inference.probes.probed_optimizer import ProbeError
+from lossnav.inference.probes import ProbeError
 from lossnav.optim.torch import Navigator
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule

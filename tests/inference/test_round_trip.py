@@ -8,7 +8,7 @@ import pytest
 import lossnav as ln
 from lossnav.inference import Assumptions, infer
 from lossnav.inference.fit import affine
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
+from lossnav.inference.probes import ProbedOptimizer
 from lossnav.problem.belief import adaptive
 from lossnav.problem.geometry import ConstantMetric, Decay, LinearDrift, Rotation
 

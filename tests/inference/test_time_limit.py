@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from lossnav.cli.commands import app
 from lossnav.inference import infer, time_limit
-from lossnav.inference.probes.probed_optimizer import ProbeError
+from lossnav.inference.probes import ProbeError
 
 END = threading.Event()
 """Lets native code return that nothing else ends."""

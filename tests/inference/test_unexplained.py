@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lossnav.cli import commands
 from lossnav.inference import infer
 from lossnav.inference.fit.examination import Examination, nearest
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
+from lossnav.inference.probes import ProbedOptimizer
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 

@@ -10,7 +10,7 @@ from sympy import Derivative, Matrix, Rational, Symbol
 
 import lossnav as ln
 from lossnav._base.symbolic import ETA, GAMMA, K
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 
 kappa, alpha1, alpha2, xi1, xi2, sigma1, sigma2, h, q, j = sympy.symbols(
     "kappa alpha1 alpha2 xi1 xi2 sigma1 sigma2 h q j", positive=True

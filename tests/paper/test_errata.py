@@ -12,7 +12,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 import lossnav as ln
 from brute_force import minimise
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.problem.belief import adaptive
 from lossnav.solvers.discrete import Discrete
 

@@ -13,19 +13,16 @@ from scipy.integrate import simpson, solve_ivp
 import lossnav as ln
 from lossnav.optim.torch import Ballistic
 from lossnav.paper.figures import (
-    discount,
     double_well,
-    geometry,
     network,
-    regret,
+    quadratic,
     save_csv,
     training_panels,
     uncertainty,
 )
-from lossnav.paper.figures.discount import fig2, mixed
 from lossnav.paper.figures.double_well import basins, fig1
-from lossnav.paper.figures.geometry import fig3, spiral
 from lossnav.paper.figures.network import Network
+from lossnav.paper.figures.quadratic import fig2, fig3, mixed, spiral
 from lossnav.paper.figures.uncertainty import transients
 from lossnav.studies import spec as study_file
 
@@ -47,7 +44,7 @@ def test_fig1_crosses_over_and_gradient_flow_does_not():
 def test_fig2_paths_are_the_closed_form():
     """One exponential for each direction; and four times the curvature, as the caption says."""
     tables = fig2.data()
-    for gamma in discount.GAMMAS:
+    for gamma in quadratic.GAMMAS:
         rate = np.sqrt(gamma**2 / 4 + 1) - gamma / 2
         t = tables["fig2a"]["t"]
         assert tables["fig2a"][f"theta gamma={gamma:g}"] == pytest.approx(
@@ -115,13 +112,13 @@ def test_basins_table(monkeypatch):
 
 def test_mixed_directions_follow_the_closed_form():
     tables = mixed.data()
-    rule, gamma = tables["mixed rule"], discount.GAMMA
+    rule, gamma = tables["mixed rule"], quadratic.GAMMA
     exact = 1 / (gamma / 2 + np.sqrt(gamma**2 / 4 + rule["h"]))
     assert rule["speed"] == pytest.approx(exact, rel=1e-8)
     flat, steep = rule["h"] < 1e-3, rule["h"] > 1e3
     assert rule["speed"][flat] == pytest.approx(rule["gradient descent"][flat], rel=1e-3)
     assert rule["speed"][steep] == pytest.approx(rule["ballistic"][steep], rel=2e-2)
-    for name, h in zip(("flat", "steep"), discount.PAIR, strict=True):
+    for name, h in zip(("flat", "steep"), quadratic.PAIR, strict=True):
         path = tables[f"mixed {name}"]
         rate = np.sqrt(gamma**2 / 4 + h) - gamma / 2
         assert path["theta"] == pytest.approx(np.exp(-rate * path["t"]), abs=1e-10)
@@ -129,9 +126,9 @@ def test_mixed_directions_follow_the_closed_form():
 
 def test_spirals_end_at_the_printed_limit_and_not_at_the_least_potential():
     tables, mu = spiral.data(), np.array([0.0, -0.5])
-    for gamma in geometry.GAMMAS:
+    for gamma in quadratic.SPIRAL_GAMMAS:
         table = tables[f"spiral gamma={gamma:g}"]
-        for i, q in enumerate(geometry.TURNS):
+        for i, q in enumerate(quadratic.TURNS):
             J = q * np.array([[0.0, -1.0], [1.0, 0.0]])
             limit = 4 * linalg.solve(4 * np.eye(2) - J @ (J + gamma * np.eye(2)), mu)
             end = [table["end theta1"][i], table["end theta2"][i]]
@@ -227,9 +224,9 @@ def test_network_noise_follows_its_hessian(monkeypatch):
 
 
 def test_every_rule_wins_under_its_own_assumptions(monkeypatch):
-    monkeypatch.setattr(regret, "RATES", (0.0625, 0.25))
-    monkeypatch.setattr(regret, "STEPS", 60)
-    tables = regret.data()
+    monkeypatch.setattr(quadratic, "RATES", (0.0625, 0.25))
+    monkeypatch.setattr(quadratic, "STEPS", 60)
+    tables = quadratic.regret.data()
     table = tables["regret"]
     rules = [name for name in table if name not in ("objective", "optimal J")]
     for i, name in enumerate(table["objective"]):

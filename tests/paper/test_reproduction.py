@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from lossnav.cli import commands
 from lossnav.paper import PARTS, cache, figures, reproduce, sections
-from lossnav.paper.figures import double_well, regret, training_panels, uncertainty
-from lossnav.paper.figures.discount import fig2, mixed
+from lossnav.paper.figures import double_well, quadratic, training_panels, uncertainty
+from lossnav.paper.figures.quadratic import fig2, mixed
 from lossnav.paper.ledger import ledger
 from lossnav.studies.data import DataError
 
@@ -44,10 +44,10 @@ def page(tmp_path_factory):
             patch.setitem(paper, "budget", {"epochs": 1})
         patch.setattr(uncertainty, "STEPS", 400)
         patch.setattr(uncertainty, "EXAMPLES", 60)
-        patch.setattr(regret, "RATES", (0.25,))
-        patch.setattr(regret, "STEPS", 30)
-        some = {name: regret.OBJECTIVES[name] for name in ("no discount", "γ = 1")}
-        patch.setattr(regret, "OBJECTIVES", some)
+        patch.setattr(quadratic, "RATES", (0.25,))
+        patch.setattr(quadratic, "STEPS", 30)
+        some = {name: quadratic.ASSUMED[name] for name in ("no discount", "γ = 1")}
+        patch.setattr(quadratic, "ASSUMED", some)
         patch.setattr(double_well, "STARTS", (-0.6,))
         path = reproduce(out, (), said.append)
     return path, said

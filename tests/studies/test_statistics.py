@@ -11,6 +11,8 @@ from scipy import stats
 
 from lossnav.studies.statistics import (
     FEW,
+    compare,
+    compare_all,
     edges,
     first_reach,
     holm,
@@ -19,7 +21,6 @@ from lossnav.studies.statistics import (
     sign_flip,
     usable_range,
 )
-from lossnav.studies.statistics.comparisons import compare, compare_all
 
 NAN, INF = math.nan, math.inf
 SAMPLES = {

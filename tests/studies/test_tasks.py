@@ -379,7 +379,7 @@ def test_tasks_of_ones_own(monkeypatch):
 def test_an_endless_pass_has_no_epochs(monkeypatch):
     import itertools
 
-    monkeypatch.setattr("lossnav.studies.tasks.base.MOST_BATCHES", 1000)
+    monkeypatch.setattr("lossnav.studies.tasks.MOST_BATCHES", 1000)
     task = tasks.task_of(
         model=nn.Identity, batches=lambda rng: itertools.count(), loss=print, evaluate=print
     )

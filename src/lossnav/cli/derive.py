@@ -9,7 +9,7 @@ import typer
 from lossnav.cli import AsJson, Spec, blocks, pairs, print_json, title
 
 if TYPE_CHECKING:
-    from lossnav.equations.derivation import EulerLagrange
+    from lossnav.equations import EulerLagrange
     from lossnav.problem.builtin import Problem
 
 
@@ -22,7 +22,7 @@ def derive(
     """Derive the Euler-Lagrange equations, the energy and the limits of a problem."""
     if latex + mathml + as_json > 1:
         raise ValueError("Give one of --latex, --mathml and --json, or none for plain text.")
-    from lossnav.equations.derivation import derive as derive_equations
+    from lossnav.equations import derive as derive_equations
     from lossnav.problem.builtin import problem
 
     found = problem(spec)

@@ -173,7 +173,7 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     """The optimizer of that name; a module may be a file in the working directory."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    from lossnav.inference.probes.probed_optimizer import ProbeError
+    from lossnav.inference.probes import ProbeError
     from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import factory
 

@@ -14,14 +14,13 @@ import numpy as np
 import sympy
 
 from lossnav._base.files import plain
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.equations.notation import mathml
 from lossnav.explorer import paths, requests
 from lossnav.explorer.beliefs import BELIEFS, UNCERTAINTY, beliefs, uncertainty
 from lossnav.explorer.landscapes import LANDSCAPES, picture, prepared
 from lossnav.explorer.paths import PathRequest, drift, metric, path_request, rotated_metric
 from lossnav.explorer.requests import Refused, Schema
-from lossnav.explorer.rule_paths import rules
 from lossnav.problem.landscapes import Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.rules import learning_rule
@@ -125,7 +124,7 @@ QUESTIONS: dict[str, tuple[Callable[[Any], dict[str, Any]], Mapping[str, Schema]
     "landscape": (landscape, paths.FIELDS),
     "path": (paths.path, paths.FIELDS),
     "basins": (paths.basins, paths.FIELDS),
-    "rules": (rules, paths.FIELDS),
+    "rules": (paths.rules, paths.FIELDS),
     "field": (paths.field, paths.FIELDS),
     "equations": (equations, paths.FIELDS),
     "beliefs": (beliefs, BELIEFS),

@@ -12,9 +12,9 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import CLOSE, named
+from lossnav.inference.fit import EARLY, best_factor, distance, from_scale, to_scale
 from lossnav.inference.fit.examination import rounded
-from lossnav.inference.fit.least_squares import EARLY, distance
-from lossnav.inference.probes.probed_optimizer import (
+from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
     rough_gradients,
@@ -88,8 +88,7 @@ def convert(
 
     decay = lost(probed)
     start = dict(start) | ({"weight_decay": 0.0} if "weight_decay" in start else {})
-    unit, steps = moves(start, 0)[EARLY:], wanted[0][EARLY:]
-    factor = float((unit * steps).sum() / max(float((unit**2).sum()), 1e-300))
+    factor = best_factor(moves(start, 0)[EARLY:], wanted[0][EARLY:])
     if factor > 0:
         start["lr"] = start["lr"] * factor
     settings, act = start, decay
@@ -116,15 +115,13 @@ def _scales(
 ) -> tuple[FloatArray, Callable[[FloatArray], dict[str, Any]]]:
     """Settings as numbers on logarithmic scales, and the inverse; lr times weight_decay is kept."""
 
-    def memory(beta: float) -> float:
-        return -math.log(max(1 - beta, 1e-6))
-
     def beta(x: float) -> float:
-        return -math.expm1(-min(max(x, 0.0), _LONGEST))
+        return from_scale("beta1", min(x, _LONGEST))
 
     single = [name for name in ("momentum", "alpha") if start.get(name)]
     betas = start.get("betas", ())
-    x0 = [math.log(start["lr"]), *(memory(start[name]) for name in single), *map(memory, betas)]
+    memories = [*(start[name] for name in single), *betas]
+    x0 = [math.log(start["lr"]), *(to_scale("beta1", beta) for beta in memories)]
 
     def read(x: FloatArray) -> dict[str, Any]:
         lr, *rest = (float(value) for value in x)

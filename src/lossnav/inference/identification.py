@@ -13,13 +13,22 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference import time_limit
 from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
-from lossnav.inference.fit import affine, diagonal, examination, matrix_rules, mechanisms, planned
+from lossnav.inference.fit import (
+    EARLY,
+    RESOLUTION,
+    Fit,
+    Observations,
+    affine,
+    diagonal,
+    distance,
+    examination,
+    matrix_rules,
+    mechanisms,
+)
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.least_squares import EARLY, RESOLUTION, Fit, Observations, distance
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
-from lossnav.inference.probes import drift, memory
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, ProbeError, label_of
+from lossnav.inference.probes import ProbedOptimizer, ProbeError, drift, label_of, memory
 
 MOST_ENTRIES = 1024
 _BENT = 1e-6
@@ -153,8 +162,8 @@ def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
     if not measured.response.plans or probed.random or measured.kind not in ("diagonal", "other"):
         return None
     probed.watch.doing = "run on random gradients for the fit of a bent step"
-    fit, observed = planned.identify(probed, measured.response)
-    learner = planned.learner_of(fit.model)
+    fit, observed = diagonal.identify_bent(probed, measured.response)
+    learner = diagonal.learner_of(fit.model)
     if fit.residual > _BENT or learner is None:
         return None
     exam = measured.examine()

@@ -14,23 +14,25 @@ from lossnav.inference.assumptions import (
     Curve,
     Discount,
     Estimate,
+    Learner,
     Memory,
     Nearest,
     WeightDrift,
 )
-from lossnav.inference.fit import diagonal
+from lossnav.inference.fit import Fit, diagonal
 from lossnav.inference.fit.examination import TOLERANCE, Examination
-from lossnav.inference.fit.least_squares import Fit
 from lossnav.inference.fit.simulation import DiagonalModel
-from lossnav.inference.learner import Learner
-from lossnav.inference.probes import drift, invariance, memory, response
-from lossnav.inference.probes.memory import SignBalance
-from lossnav.inference.probes.probed_optimizer import (
+from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
+    drift,
+    invariance,
+    memory,
+    response,
     rough_gradients,
     signs,
 )
+from lossnav.inference.probes.memory import SignBalance
 
 _ESTIMATES = 10.0  # schedules and step sizes of each coordinate give 1, trust ratios up to 3
 

@@ -23,12 +23,11 @@ import sympy
 import lossnav
 from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
-from lossnav.equations.derivation import derive
+from lossnav.equations import derive
 from lossnav.equations.notation import mathml
 from lossnav.paper import cache, figures
-from lossnav.paper.figures import PaperFigure, discount, geometry, training_panels
+from lossnav.paper.figures import PaperFigure, quadratic, training_panels
 from lossnav.paper.figures.double_well import basins, fig1
-from lossnav.paper.figures.regret import regret
 from lossnav.paper.figures.uncertainty import noise, transients
 from lossnav.paper.ledger import Entry, Verdict, ledger, one_thread, summary
 from lossnav.paper.page import Section, render
@@ -183,16 +182,16 @@ def fingerprints() -> Section:
 def exact_paths() -> list[dict[str, str]]:
     """The paper's quadratic examples: exact velocity, end and J, beside a direct minimum of J."""
     panels: list[tuple[str, Any, tuple[float, ...]]] = [
-        ("2a", discount.LINE, (0.0,)),
-        ("2c", discount.PLANE, discount.PLANE_START),
+        ("2a", quadratic.LINE, (0.0,)),
+        ("2c", quadratic.PLANE, quadratic.PLANE_START),
     ]
     rows = [
         _path_row(f"Fig. {panel}, γ = {gamma:g}", Objective(loss, gamma=gamma), start)
         for panel, loss, start in panels
-        for gamma in discount.GAMMAS
+        for gamma in quadratic.GAMMAS
     ]
-    tasks = geometry.OBJECTIVES.items()
-    return rows + [_path_row(f"Fig. 3{name}", task, geometry.START) for name, task in tasks]
+    tasks = quadratic.OBJECTIVES.items()
+    return rows + [_path_row(f"Fig. 3{name}", task, quadratic.BOWL_START) for name, task in tasks]
 
 
 def _path_row(name: str, objective: Objective, start: tuple[float, ...]) -> dict[str, str]:
@@ -335,15 +334,15 @@ def _json(entries: Sequence[Entry]) -> str:
 
 PARTS: dict[str, Part] = {
     "fig1": _figure(PAPER, fig1),
-    "fig2": _figure(PAPER, discount.fig2),
+    "fig2": _figure(PAPER, quadratic.fig2),
     "fig2ef": Part(PAPER, _training_panels, _trained_on, ("studies", "optim")),
-    "fig3": _figure(PAPER, geometry.fig3),
+    "fig3": _figure(PAPER, quadratic.fig3),
     "basins": _figure(WORDS, basins),
-    "mixed": _figure(WORDS, discount.mixed),
-    "spiral": _figure(WORDS, geometry.spiral),
+    "mixed": _figure(WORDS, quadratic.mixed),
+    "spiral": _figure(WORDS, quadratic.spiral),
     "noise": _figure(WORDS, noise, ("studies",)),
     "transients": _figure(WORDS, transients),
-    "regret": _figure(BEYOND, regret),
+    "regret": _figure(BEYOND, quadratic.regret),
     "training": Part(BEYOND, lambda job: training_studies(), _stored_hash("training")),
     "fingerprints": Part(BEYOND, lambda job: fingerprints(), _stored_hash("fingerprints")),
     "paths": Part(EQUATIONS, _paths),

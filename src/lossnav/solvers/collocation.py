@@ -111,7 +111,7 @@ class _System:
     def __init__(self, objective: Objective) -> None:
         from lossnav._base.jets import Jet
         from lossnav._base.symbolic import TIME
-        from lossnav.equations.derivation import derive
+        from lossnav.equations import derive
 
         self.objective = objective
         equations = derive(objective)

@@ -16,7 +16,7 @@ import numpy as np
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
 from lossnav.inference.calibration.closed_loop import memory_interval
-from lossnav.inference.fit.least_squares import of_samples
+from lossnav.inference.fit import of_samples
 from lossnav.rules.family import speed_limit
 
 BINS = 12

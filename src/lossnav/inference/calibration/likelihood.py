@@ -1,15 +1,15 @@
 r"""Maximum likelihood of gradients under the belief of `lossnav.problem.belief.adaptive`.
 
-In each coordinate the mean gradient is an Ornstein-Uhlenbeck process, observed with noise, and our
-own moves change it by curvature times move (steps of time one):
+In each coordinate the mean gradient is an Ornstein-Uhlenbeck process, observed with noise (steps of
+time one):
 
-.. math:: m_{t+1}=e^{-\alpha}m_t+\kappa v\,\Delta\theta_t+w_t,\quad w\sim N(0, rR),
+.. math:: m_{t+1}=e^{-\alpha}m_t+w_t,\quad w\sim N(0, rR),
           \qquad g_t=m_t+n_t,\quad n\sim N(0, R).
 
 The innovations :math:`e_t=g_t-m^-_t` of the Kalman filter are independent, of variance
 :math:`F_tR`, so that :math:`-2\log p=\sum_t\log(F_tR)+e_t^2/(F_tR)`. R belongs to the coordinate
-and has a closed form; :math:`\alpha`, r and :math:`\kappa` are shared. With R = 1 all coordinates
-share the filter's gains.
+and has a closed form; :math:`\alpha` and r are shared. With R = 1 all coordinates share the gains
+of the filter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -44,10 +43,7 @@ class MeanProcess:
     alpha: Estimate  # rate at which the mean gradient is forgotten, per step
     ratio: Estimate
     noise: FloatArray  # R of each coordinate: sigma^2
-    kappa: Estimate | None  # curvature per unit of variance, from our own moves; None without moves
-    gain: Estimate  # steady gain K of the filter
     beta1: Estimate  # exp(-alpha) (1 - K): the memory of the average that predicts gradients best
-    loglik: float  # the largest log-likelihood
 
 
 def steady_gain(a: float, ratio: float) -> float:
@@ -64,12 +60,10 @@ def steady_gain(a: float, ratio: float) -> float:
     return 2 * ratio / (b + math.sqrt(b * b + 4 * a * a * ratio))
 
 
-def innovations(
-    g: FloatArray, a: float, ratio: float, inputs: FloatArray | None = None
-) -> tuple[FloatArray, FloatArray]:
+def innovations(g: FloatArray, a: float, ratio: float) -> tuple[FloatArray, FloatArray]:
     """Innovations ``(steps, coordinates)`` and their variances F ``(steps,)``, in units of R.
 
-    The mean starts from its stationary distribution; ``inputs`` are added to it after each step.
+    The mean starts from its stationary distribution.
     """
     steps = len(g)
     before = ratio / max(-math.expm1(2 * math.log(a)) if a < 1 else 0.0, 1e-12)
@@ -84,41 +78,20 @@ def innovations(
             break
         e[t] = g[t] - m
         m = a * (m + K * e[t])
-        if inputs is not None:
-            m = m + inputs[t]
         before = a * a * K + ratio
         t += 1
     if t < steps:
         F[t:] = F[t]
-        # m' = a (1 - K) m + a K g + u, as one filter over time
-        push = a * end * g[t:]
-        if inputs is not None:
-            push = push + inputs[t:]
+        # m' = a (1 - K) m + a K g, as one filter over time
         shrink = a * (1 - end)
-        later, _ = lfilter([1.0], [1.0, -shrink], push, axis=0, zi=(shrink * m)[None])
+        later, _ = lfilter([a * end], [1.0, -shrink], g[t:], axis=0, zi=(shrink * m)[None])
         e[t] = g[t] - m
         e[t + 1 :] = g[t + 1 :] - later[:-1]
     return e, F
 
 
-def log_likelihood(
-    g: FloatArray, a: float, ratio: float, noise: FloatArray, inputs: FloatArray | None = None
-) -> float:
-    """The log of the probability density of all gradients, for given constants.
-
-    Examples:
-        >>> round(log_likelihood(np.array([[0.5]]), 0.9, 0.19, np.array([1.0])), 4)  # N(0, 1 + 1)
-        -1.328
-    """
-    e, F = innovations(g, a, ratio, inputs)
-    spread = F[:, None] * noise
-    return float(-0.5 * np.sum(np.log(2 * math.pi * spread) + e * e / spread))
-
-
-def fit(
-    g: FloatArray, moves: FloatArray | None = None, near: MeanProcess | None = None
-) -> MeanProcess:
-    r"""Fit alpha, r and, with moves, kappa to the gradients of coordinates that share them.
+def fit(g: FloatArray, near: MeanProcess | None = None) -> MeanProcess:
+    r"""Fit alpha and r to the gradients of coordinates that share them.
 
     Coordinates of one batch depend on each other, but terms of different steps are uncorrelated.
     So the variance of the estimate is :math:`A^{-1}\big(\sum_t s_ts_t^T\big)A^{-1}`, with
@@ -126,7 +99,6 @@ def fit(
 
     Args:
         g: Gradients ``(steps, coordinates)``; coordinates that are always zero are left out.
-        moves: The update after each gradient, of the same shape.
         near: Another start, such as the fit of all tensors for one of them.
     """
     power = np.mean(g * g, axis=0)
@@ -138,60 +110,44 @@ def fit(
         )
     unit = np.sqrt(power[alive])
     scaled_g = g[:, alive] / unit
-    # kappa v times move, in units of the coordinate's deviation; a scale of order one for kappa
-    pushes = None if moves is None else moves[:, alive] * unit
-    scale = 1.0
-    if pushes is not None:
-        scale = float(np.sqrt(np.mean(pushes**2))) or 1.0
-        pushes = pushes / scale
 
     def terms(x: FloatArray) -> FloatArray:
         """-log p of each step, with R at its best."""
         a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-        e, F = innovations(scaled_g, a, ratio, None if pushes is None else x[2] * pushes)
+        e, F = innovations(scaled_g, a, ratio)
         scaled = e * e / F[:, None]
         noise = scaled.mean(axis=0)
         total = np.log(noise) + scaled / noise
         result: FloatArray = 0.5 * (scaled_g.shape[1] * np.log(F) + total.sum(axis=1))
         return result
 
-    x = _least(terms, 2 if pushes is None else 3, near)
+    x = _least(terms, near)
     spread = _spread(terms, x)
     a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-    e, F = innovations(scaled_g, a, ratio, None if pushes is None else x[2] * pushes)
+    e, F = innovations(scaled_g, a, ratio)
     noise = np.zeros(g.shape[1])
     noise[alive] = (e * e / F[:, None]).mean(axis=0) * unit**2
     root = np.sqrt(np.diag(spread))
 
-    def interval(function: Callable[[Any], float], i: int | None = None) -> Estimate:
-        if i is not None:
-            return Estimate.within(x[i], 1.96 * root[i]).map(function)
-        value = function(x)
-        slope = np.array([(function(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])
-        # through the logit, so that the ends stay between zero and one
-        where = math.log(value / (1 - value))
-        half = 1.96 * math.sqrt(float(slope @ spread @ slope)) / (value * (1 - value))
-        return Estimate(value, *(1 / (1 + math.exp(-(where + s * half))) for s in (-1, 1)))
+    alpha, ratio_of_noise = (Estimate.within(x[i], 1.96 * root[i]).map(math.exp) for i in (0, 1))
+    return MeanProcess(alpha, ratio_of_noise, noise, _memory(x, spread))
 
-    def gain(y: FloatArray) -> float:
-        return steady_gain(math.exp(-math.exp(y[0])), math.exp(y[1]))
+
+def _memory(x: FloatArray, spread: FloatArray) -> Estimate:
+    """beta1 by the delta method, through the logit so that its ends stay between zero and one."""
 
     def beta(y: FloatArray) -> float:
-        return math.exp(-math.exp(y[0])) * (1 - gain(y))
+        a = math.exp(-math.exp(y[0]))
+        return a * (1 - steady_gain(a, math.exp(y[1])))
 
-    constant = len(g) * (0.5 * math.log(2 * math.pi) * alive.sum() + np.log(unit).sum())
-    return MeanProcess(
-        alpha=interval(math.exp, 0),
-        ratio=interval(math.exp, 1),
-        noise=noise,
-        kappa=None if pushes is None else interval(lambda k: k / scale, 2),
-        gain=interval(gain),
-        beta1=interval(beta),
-        loglik=-float(terms(x).sum()) - float(constant),
-    )
+    value = beta(x)
+    slope = np.array([(beta(x + h) - value) / 1e-5 for h in 1e-5 * np.eye(len(x))])
+    where = math.log(value / (1 - value))
+    half = 1.96 * math.sqrt(float(slope @ spread @ slope)) / (value * (1 - value))
+    return Estimate(value, *(1 / (1 + math.exp(-(where + s * half))) for s in (-1, 1)))
 
 
-def _least(terms: Terms, size: int, near: MeanProcess | None) -> FloatArray:
+def _least(terms: Terms, near: MeanProcess | None) -> FloatArray:
     """The best of a few starts: slow and fast memories, weak and strong means."""
 
     def total(x: FloatArray) -> float:
@@ -199,10 +155,9 @@ def _least(terms: Terms, size: int, near: MeanProcess | None) -> FloatArray:
             return 1e12 * float(np.sum(np.abs(x)))
         return float(terms(x).sum())
 
-    starts = [np.array([la, lr] + [0.0] * (size - 2)) for la in (-4.0, -0.5) for lr in (-6.0, -2.0)]
+    starts = [np.array([la, lr]) for la in (-4.0, -0.5) for lr in (-6.0, -2.0)]
     if near is not None:
-        known = [math.log(near.alpha.value), math.log(near.ratio.value)]
-        starts.append(np.array(known + [0.0] * (size - 2)))
+        starts.append(np.log([near.alpha.value, near.ratio.value]))
     start = min(starts, key=total)
     found = minimize(total, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-4})
     polished = minimize(total, found.x, method="BFGS")

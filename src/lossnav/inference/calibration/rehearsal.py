@@ -6,7 +6,6 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from lossnav._base.checks import FloatArray
+from lossnav.adapters import generators_kept
 from lossnav.inference.log.recorder import Samples, about, samples_of
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -32,12 +32,10 @@ class Rehearsal:
             could not be measured, for the reason in ``no_curvature``.
     """
 
-    grad: FloatArray  # gradients and updates of some coordinates (steps, coordinates)
-    move: FloatArray
+    grad: FloatArray  # gradients of some coordinates (steps, coordinates)
     tensor: Any  # tensor of each coordinate, and how many coordinates it stands for
     weight: FloatArray
     names: tuple[str, ...]  # names of the tensors
-    loss: FloatArray  # the loss of each batch
     rule: dict[str, Any]
     curvature: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     no_curvature: str = ""
@@ -60,7 +58,7 @@ def rehearse(
             f"batches is {batches}, but memories show only in more: at least {LEAST}, better 300."
         )
     before = [(p, p.grad) for p in model.parameters()]
-    with _generators_kept():
+    with generators_kept():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -70,17 +68,6 @@ def rehearse(
         finally:
             for p, grad in before:  # in case the loss did not use the model it was given
                 p.grad = grad
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)  # noqa: NPY002
 
 
 def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -128,18 +115,13 @@ def _run(
     facts = about(optimizer, samples)
     feed = _endless(data)
     grads: list[FloatArray] = []
-    moves: list[FloatArray] = []
-    losses: list[float] = []
-    for _ in range(batches):
+    for step in range(batches):
         optimizer.zero_grad()
-        value = _value(loss(twin, next(feed)), len(losses))
-        value.backward()
-        g, theta = _row(samples, Samples.gradients), _row(samples, Samples.parameters)
+        _value(loss(twin, next(feed)), step).backward()
+        parts = [one.gradients().double().cpu().numpy() for one in samples]
+        grads.append(np.concatenate(parts))
         optimizer.step()
-        grads.append(g)
-        moves.append(_row(samples, Samples.parameters) - theta)
-        losses.append(float(value.detach()))
-    grad, move = np.array(grads), np.array(moves)
+    grad = np.array(grads)
     if np.isnan(grad).all():
         raise ValueError(
             "No parameter of the copy had a gradient: loss(model, batch) must use the model it is "
@@ -149,9 +131,7 @@ def _run(
     sizes = np.array([math.prod(facts["shapes"][i]) for i in range(len(facts["names"]))])
     sampled = np.bincount(facts["tensor"], minlength=len(sizes))
     weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
-    rehearsal = Rehearsal(
-        grad, move, facts["tensor"], weight, facts["names"], np.array(losses), rule
-    )
+    rehearsal = Rehearsal(grad, facts["tensor"], weight, facts["names"], rule)
     if probes:
         try:
             rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
@@ -174,11 +154,6 @@ def _value(value: Any, step: int) -> torch.Tensor:
             "smaller lr."
         )
     return value
-
-
-def _row(samples: list[Samples], what: Callable[[Samples], torch.Tensor]) -> FloatArray:
-    result: FloatArray = np.concatenate([what(one).double().cpu().numpy() for one in samples])
-    return result
 
 
 def _probe(twin: torch.nn.Module, samples: list[Samples], loss: Loss, batch: Any) -> FloatArray:

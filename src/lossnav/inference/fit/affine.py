@@ -25,8 +25,8 @@ import numpy as np
 from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.learner import Learner
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, ProbeError
+from lossnav.inference.assumptions import Learner
+from lossnav.inference.probes import ProbedOptimizer, ProbeError
 from lossnav.solvers.curvature import step_gain
 
 SAME = 1e-8

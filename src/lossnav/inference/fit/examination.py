@@ -12,11 +12,11 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Nearest
-from lossnav.inference.fit.least_squares import EARLY, Observations, distance
+from lossnav.inference.fit import EARLY, Observations, distance
 from lossnav.inference.fit.matrix_rules import BasisFit, PolarFit, run
 from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes import ProbedOptimizer, signs
 from lossnav.inference.probes.drift import Pull
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 

@@ -17,11 +17,11 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.least_squares import Fit, distance, from_scale, interval, of_samples
+from lossnav.inference.fit import Fit, best_factor, distance, from_scale, interval, of_samples
 from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.probes import ProbedOptimizer
 from lossnav.inference.probes.invariance import matrix_shape, rotation
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation, SignBalance, sign_balance
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
 from lossnav.inference.probes.response import Response
 from lossnav.rules.base import Array, State
 from lossnav.rules.diagonal import BeliefRule
@@ -219,7 +219,7 @@ def _tuned(rule: RotatedNavigator, x: FloatArray) -> RotatedNavigator:
 def _projected(rule: KroneckerRule, g: FloatArray, moves: FloatArray) -> tuple[float, float]:
     """The best factor of a rule's steps, and the residual."""
     unit = run(rule, g)
-    lr = float((unit * moves).sum() / max((unit**2).sum(), 1e-300))
+    lr = best_factor(unit, moves)
     return lr, distance(moves, lr * unit)
 
 

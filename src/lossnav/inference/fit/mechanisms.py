@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit.least_squares import EARLY, Fit, Observations
+from lossnav.inference.fit import EARLY, Fit, Observations, best_factor
 from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of
 from lossnav.rules.family import quotient, speed_limit
 from lossnav.rules.gains import one_minus_power
@@ -322,9 +322,7 @@ def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> 
     now = quick.fit(known.model, ["lr"], rounds=3).residual
     tried = []
     for start in _starts(bases):
-        unit, steps = start.steps(quick.grads)[EARLY:], quick.steps[EARLY:]
-        scale = 1 / np.sqrt((steps**2).mean(axis=(0, *range(2, steps.ndim)), keepdims=True))
-        factor = float((unit * steps * scale**2).sum() / max((unit**2 * scale**2).sum(), 1e-300))
+        factor = best_factor(start.steps(quick.grads)[EARLY:], quick.steps[EARLY:])
         if not 0 < factor < np.inf:
             continue
         start = replace(start, lr=start.lr * factor)

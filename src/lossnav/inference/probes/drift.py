@@ -14,8 +14,8 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate, WeightDrift
-from lossnav.inference.fit.least_squares import RESOLUTION, of_samples
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, ProbeError, gap
+from lossnav.inference.fit import RESOLUTION, of_samples
+from lossnav.inference.probes import ProbedOptimizer, ProbeError, gap
 
 _STEPS, _BEGIN = 24, 4
 _SAME = 2e-3

@@ -15,14 +15,14 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Structure
-from lossnav.inference.probes.drift import Pull
-from lossnav.inference.probes.probed_optimizer import (
+from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
     averaged_run,
     gap,
     signs,
 )
+from lossnav.inference.probes.drift import Pull
 
 _STEPS, _SETTLED = 60, 40
 _SAME = 0.02

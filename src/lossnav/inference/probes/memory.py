@@ -21,7 +21,7 @@ from scipy import optimize
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
 from lossnav.inference.fit.simulation import DiagonalModel
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer, signs
+from lossnav.inference.probes import ProbedOptimizer, signs
 
 _BEFORE, _LAGS = 60, 100
 _HISTORY = 24

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import optimize
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.probes.probed_optimizer import ProbedOptimizer
+from lossnav.inference.probes import ProbedOptimizer
 from lossnav.rules.family import speed_limit
 from lossnav.solvers.curvature import phi
 

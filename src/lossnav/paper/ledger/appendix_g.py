@@ -14,7 +14,7 @@ from scipy import linalg
 from sympy import ImmutableMatrix, Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.equations.nongradient import split_drift
+from lossnav.equations.lagrangian import split_drift
 from lossnav.paper.ledger import problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form

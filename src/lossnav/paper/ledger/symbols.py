@@ -13,7 +13,7 @@ from sympy import Matrix, Symbol
 
 from lossnav._base.checks import FloatArray
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K
-from lossnav.equations.derivation import EulerLagrange, derive
+from lossnav.equations import EulerLagrange, derive
 from lossnav.paper.ledger.comparison import Pair
 from lossnav.paper.ledger.form import Form
 from lossnav.problem.landscapes import Function

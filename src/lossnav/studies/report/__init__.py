@@ -14,7 +14,7 @@ from lossnav._base.files import write_whole
 from lossnav.studies import store
 from lossnav.studies.report import figures, text
 from lossnav.studies.report.data import RuleView, TaskView, current, gather
-from lossnav.studies.statistics.comparisons import Comparison
+from lossnav.studies.statistics import Comparison
 from lossnav.studies.trial import RESERVED, Result
 
 _COSTS = (

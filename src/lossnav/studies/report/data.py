@@ -12,8 +12,15 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.studies import statistics
-from lossnav.studies.statistics import Better, Interval, Range, Reach, is_number
-from lossnav.studies.statistics.comparisons import Comparison, compare_all
+from lossnav.studies.statistics import (
+    Better,
+    Comparison,
+    Interval,
+    Range,
+    Reach,
+    compare_all,
+    is_number,
+)
 from lossnav.studies.trial import Result
 
 Study = Mapping[str, Any]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lossnav._base import checks
-from lossnav.studies.tasks.base import BETTER, Split, Task, check_whole
+from lossnav.studies.tasks import BETTER, Split, Task, check_whole
 
 
 class Point(nn.Module):  # type: ignore[misc]

@@ -6,6 +6,7 @@ the models, the scaling and the batches of the paper's Fig. 2e and 2f (App. B).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -20,8 +21,15 @@ from torch.nn.functional import cross_entropy, pad
 
 from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
-from lossnav.studies.tasks import base
-from lossnav.studies.tasks.base import BETTER, Split, Task, check_whole
+from lossnav.studies.tasks import (
+    BETTER,
+    Split,
+    Task,
+    check_whole,
+    full_layers,
+    loss_and_accuracy,
+    widths,
+)
 
 # The largest value of a pixel, and mean and standard deviation of x / largest, by channel.
 SCALES: dict[str, tuple[float, tuple[float, ...], tuple[float, ...]]] = {
@@ -92,7 +100,7 @@ class ImageTask(Task):
     def evaluate(self, model: nn.Module, split: Split) -> dict[str, float]:
         x, y = self._parts["test" if split == "test" else "train"]
         parts = self._seen[split].split(self.judged_at_once)
-        return base.loss_and_accuracy((model(self._scaled(x[part])), y[part]) for part in parts)
+        return loss_and_accuracy((model(self._scaled(x[part])), y[part]) for part in parts)
 
 
 @dataclass(eq=False)
@@ -113,14 +121,19 @@ class Layers(ImageTask):
 
     def __post_init__(self) -> None:
         hidden, batch_size = ((64,), 64) if self.data == "digits" else ((512, 256), 128)
-        self.hidden = base.widths("hidden", hidden if self.hidden is None else self.hidden)
+        self.hidden = widths("hidden", hidden if self.hidden is None else self.hidden)
         self.batch_size = batch_size if self.batch_size is None else self.batch_size
         super().__post_init__()
         self._parts = {part: (x.flatten(1), y) for part, (x, y) in self._parts.items()}
 
     def model(self) -> nn.Module:
         pixels = self._parts["train"][0].shape[1]
-        return nn.Sequential(*base.full_layers((pixels, *self.hidden, 10)))
+        return nn.Sequential(*full_layers((pixels, *self.hidden, 10)))
+
+
+digits = functools.partial(Layers, "digits")
+mnist = functools.partial(Layers, "mnist")
+fashion_mnist = functools.partial(Layers, "fashion-mnist")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -146,7 +159,7 @@ class Convolutions(ImageTask):
     full: int = 256
 
     def __post_init__(self) -> None:
-        self.widths = base.widths("widths", self.widths)
+        self.widths = widths("widths", self.widths)
         check_whole(self, "full")
         if not 1 <= len(self.widths) <= 5:
             raise ValueError(

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
-from lossnav.studies.tasks.base import Split, Task, check_whole, full_layers, widths
+from lossnav.studies.tasks import Split, Task, check_whole, full_layers, widths
 from lossnav.studies.tasks.images import SCALES, tensors
 
 DATA = ("mnist", "fashion-mnist", "digits")

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from lossnav._base import checks
 from lossnav.studies.data import load_text
-from lossnav.studies.tasks.base import BETTER, Split, Task, check_whole, loss_and_accuracy
+from lossnav.studies.tasks import BETTER, Split, Task, check_whole, loss_and_accuracy
 
 _WINDOWS = 64  # windows evaluated at a time
 

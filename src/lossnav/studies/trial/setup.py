@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from lossnav._base import checks
+from lossnav.adapters import generators_kept
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
 from lossnav.studies.spec.tables import Schedule
-from lossnav.studies.tasks import Split, Task
-from lossnav.studies.tasks.base import whole
+from lossnav.studies.tasks import Split, Task, whole
 from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
@@ -238,18 +238,6 @@ def batch_rng(seed: int) -> torch.Generator:
     # torch's generator has 32 bits of seed; hashing gives close seeds unrelated streams.
     digest = hashlib.sha256(f"batches of {seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the state of every generator at the end."""
-    plain, old = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            yield
-        finally:
-            random.setstate(plain)
-            np.random.set_state(old)  # noqa: NPY002
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lossnav.adapters import generators_kept
 from lossnav.studies import tasks
 from lossnav.studies.spec import rulebook
 from lossnav.studies.tasks import Split
@@ -85,7 +86,7 @@ def check(trial: Trial) -> str:
     task = tasks.named(trial.task_kind, trial.task_settings)
     setup.split_of(trial, task)
     make = rulebook.factory(trial.rule_kind, trial.settings)
-    with setup.generators_kept():
+    with generators_kept():
         optimizer = make([torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))])
     setup.learning_rates(trial, optimizer, 100)
     given = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
