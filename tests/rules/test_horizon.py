@@ -180,4 +180,4 @@ def test_endless_rewards_are_refused():
     with pytest.raises(ValueError, match="J is unbounded below within the time 2"):
         rule.update(THETA, rule.init(THETA), THETA)
     with pytest.raises(ValueError, match="beliefs of its own"):
-        ln.learning_rule(ln.belief.adaptive([0.3], gamma=1.0), horizon=2.0)
+        ln.learning_rule(ln.belief.weight_uncertainty(LOSS), horizon=2.0)

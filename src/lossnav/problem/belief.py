@@ -97,7 +97,7 @@ def adaptive(
     g: ArrayLike,
     *,
     theta0: ArrayLike | None = None,
-    observation: Literal["moments", "gaussian"] = "moments",
+    observation: Literal["moments", "squares", "gaussian"] = "moments",
     kappa: float = 1.0,
     alpha: tuple[float, float] = (0.1, 0.1),
     xi: tuple[float, float] = (1.0, 1.0),
@@ -115,6 +115,7 @@ def adaptive(
 
     - ``"moments"`` (main text):
       :math:`\frac{(g-m)^2}{2\sigma_1^2}+\frac{[v-(g-m)^2]^2}{2\sigma_2^2}`;
+    - ``"squares"`` (Adam): the same with :math:`[v-g^2]^2`, for means that are small against noise;
     - ``"gaussian"`` (App. H): :math:`\frac{(g-m)^2}{2v}+\frac12\log 2\pi v`.
 
     So :math:`G/\eta=\mathrm{diag}(1/\eta, 1/\xi_1^2, 1/\xi_2^2)` and
@@ -127,7 +128,7 @@ def adaptive(
         kappa: Curvature for each unit of gradient variance, positive.
         alpha: Decay rates of m and v, zero or more.
         xi: Growth rates of the uncertainty about m and v, positive.
-        sigma: Observation noise of m and v, positive (``"moments"`` only).
+        sigma: Observation noise of m and v, positive (not for ``"gaussian"``).
 
     Returns:
         An Objective in 3n coordinates named ``theta``, ``m``, ``v``.
@@ -145,7 +146,7 @@ def adaptive(
     gradient = checks.point("g", g)
     n = len(gradient)
     center = checks.point("theta0", np.zeros(n) if theta0 is None else theta0, n)
-    checks.choice("observation model", observation, ["moments", "gaussian"])
+    checks.choice("observation model", observation, ["moments", "squares", "gaussian"])
     constants = {"kappa": checks.positive("kappa", kappa)}
     for i in (0, 1):
         constants[f"alpha{i + 1}"] = checks.non_negative(f"alpha[{i}]", alpha[i])
@@ -166,7 +167,8 @@ def adaptive(
             evidence = np.sum(miss**2 / (2 * v) + np.log(2 * sympy.pi * v) / 2)
         else:
             evidence = np.sum(miss**2) / (2 * letter["sigma1"] ** 2)
-            evidence = evidence + np.sum((v - miss**2) ** 2) / (2 * letter["sigma2"] ** 2)
+            seen = np.array(observed, dtype=object) if observation == "squares" else miss
+            evidence = evidence + np.sum((v - seen**2) ** 2) / (2 * letter["sigma2"] ** 2)
         return believed + evidence / K
 
     def metric(_: Any) -> Any:

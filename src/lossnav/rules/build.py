@@ -32,8 +32,11 @@ def learning_rule(
     plan: Literal["path", "straight"] = "path",
     look_ahead: bool = False,
     shared: float = 0.0,
+    relative: bool = False,
+    wandering: float | None = None,
     variance: Any = None,
     horizon: float | None = None,
+    cooldown: float = 0.2,
     belief: Gaussian | None = None,
 ) -> Rule:
     r"""The learning rule that is optimal under an Objective, if the learner replans after ``dt``.
@@ -63,13 +66,23 @@ def learning_rule(
         plan: For an adaptive objective, whether a step follows the optimal ``"path"`` or is one
             ``"straight"`` move with the optimal path from its end.
         look_ahead: For an adaptive objective, use look-ahead momentum (Nesterov). With this,
-            ``plan="straight"`` and kappa by the size of gradients, the rule is
-            `lossnav.optim.torch.Navigator`.
+            ``plan="straight"`` and ``relative=True`` the rule is `lossnav.optim.torch.Navigator`,
+            which says what to believe for each of its settings.
         shared: For an adaptive objective, fraction of the damping shared by all coordinates.
+        relative: For an adaptive objective, state the loss in units of the typical gradient
+            :math:`\sqrt{\bar v}`, with :math:`\bar v` the mean of v over the tensor, measured at
+            each step: curvature is :math:`\kappa v/\sqrt{\bar v}`.
+        wandering: For an adaptive objective, variance of the minimum's move in each step, in units
+            of the variance with which one gradient measures it. 0 keeps the evidence of all
+            gradients; None, the default, that of the last alone. Needs ``observation="moments"``.
         variance: For uncertain weights, the initial variance: a number (1 by default), or one for
             each weight. ``"exact"`` curvature is then the expected diagonal of the Hessian.
         horizon: Time until learning ends, N * dt for N steps; None for an open end. A terminal cost
             of the objective needs one. With k = 0 the gradients are those of the terminal cost.
+            The step of an adaptive objective is then limited and shrinks at the end.
+        cooldown: For an adaptive objective, fraction of the horizon over which steps shrink
+            linearly: the optimal schedule where the rate is bounded (`lossnav.schedule`, which
+            derives the fraction; 0.2 was tuned on text).
         belief: What is known about the minimum and the noise of gradients, a
             `lossnav.problem.belief.Gaussian`; None takes gradients as exact.
 
@@ -105,7 +118,8 @@ def learning_rule(
             "alike: give gamma in place of discount."
         )
     believed = belief_of(objective)
-    if believed is not None and (belief is not None or math.isfinite(time)):
+    ends = math.isfinite(time) and not isinstance(believed, Adaptive)
+    if believed is not None and (belief is not None or ends):
         raise ValueError(
             "horizon and belief are for a loss in theta alone, but this objective has beliefs of "
             "its own: leave them out, or give the loss to ln.Objective."
@@ -117,12 +131,17 @@ def learning_rule(
                 "curvature and metric out."
             )
         checks.choice("plan", plan, ["path", "straight"])
-        settings = {"implicit": plan == "straight", "nesterov": look_ahead}
-        return _adaptive(objective, believed, dt, shared=checks.share("shared", shared), **settings)
-    if plan != "path" or look_ahead or shared:
+        settings = {
+            "implicit": plan == "straight", "nesterov": look_ahead, "relative": relative,
+            "shared": checks.share("shared", shared), "wandering": wandering,
+            "horizon": _steps(time, dt), "cooldown": cooldown,
+        }  # fmt: skip
+        return _adaptive(objective, believed, dt, **settings)
+    if plan != "path" or look_ahead or shared or relative or wandering is not None:
         raise ValueError(
-            "plan, look_ahead and shared are choices of a learner who averages gradients: make "
-            "the objective with lossnav.problem.belief.adaptive, or leave them out."
+            "plan, look_ahead, shared, relative and wandering are choices of a learner who "
+            "averages gradients: make the objective with lossnav.problem.belief.adaptive, or leave "
+            "them out."
         )
     if isinstance(believed, WeightUncertainty):
         return _uncertain(objective, believed, dt, curvature, metric, negative, variance)
@@ -178,6 +197,18 @@ def _time(value: Any, name: str = "dt") -> float:
     if isinstance(value, float | int | np.number) and math.isinf(value) and value > 0:
         return math.inf
     return checks.positive(name, value)
+
+
+def _steps(time: float, dt: float) -> int | None:
+    """Whole steps within a time, without rounding error; None for an open end."""
+    if math.isinf(time):
+        return None
+    steps = time / dt
+    near = round(steps)
+    whole = near if abs(steps - near) <= 1e-9 * steps else math.floor(steps)
+    if not whole:
+        raise ValueError(f"horizon is {time:.6g}, but it must be at least dt = {dt:.6g}.")
+    return whole
 
 
 def _source(objective: Objective, curvature: Any) -> Source:
@@ -250,13 +281,19 @@ def _adaptive(objective: Objective, belief: Adaptive, dt: float, **settings: Any
     of m, and eta kappa that of v. (A surprise g - m is taken from the average, which differs from
     the paper's by alpha's pull on m.)
     """
-    from lossnav.rules.diagonal import BeliefRule
+    from lossnav.rules.diagonal import BeliefRule, average_of
     from lossnav.rules.gains import Betas
 
-    if belief.observation != "moments":
+    if belief.observation == "gaussian":
         raise ValueError(
-            f'There is no learning rule for observation="{belief.observation}" yet, as its gain '
-            'changes with v: use observation="moments", or solve the objective.'
+            'There is no learning rule for observation="gaussian" yet, as its gain changes with v: '
+            'use observation="moments" or "squares", or solve the objective.'
+        )
+    squares = belief.observation == "squares"
+    if squares and settings["wandering"] is not None:
+        raise ValueError(
+            'Evidence of a minimum is measured by noise alone, but observation="squares" has the '
+            'mean in v, too: use observation="moments", or leave out wandering.'
         )
     (loss1, share1), (loss2, share2) = (
         _belief_rates(objective.gamma, belief, i, dt) for i in (0, 1)
@@ -264,7 +301,7 @@ def _adaptive(objective: Objective, belief: Adaptive, dt: float, **settings: Any
     return BeliefRule(
         dt=dt, eta=objective.eta * share1, k=objective.k, gamma=objective.gamma,
         kappa=belief.kappa * share2 / share1, gain=Betas(1 - loss1), beta2=1 - loss2,
-        second="centered", **settings,
+        second=average_of(not squares, settings["wandering"]), **settings,
     )  # fmt: skip
 
 

@@ -30,24 +30,30 @@ from lossnav.rules.gains import (
     one_minus_power,
     positive_or_one,
     present,
+    remembered,
     squared_average,
 )
 from lossnav.solvers.curvature import phi
 
-Second = Literal["plain", "centered", "instant"]
+Second = Literal["plain", "centered", "noise", "instant"]
 LEAST = 1e-30
 """An eps above this keeps every divisor from zero, in single precision, too."""
 
 
-def damping(saturation: Any, shared: Any, horizon: Any) -> tuple[Any, Any]:
+def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -> tuple[Any, Any]:
     """``saturation`` and ``shared`` of `Navigator`, by default those tuned on text.
+
+    Where evidence adds up, they were tuned on noisy quadratics.
 
     Examples:
         >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
         ((4.0, 0.5), (2.0, 0.0), (1.0, 0.5))
+        >>> damping(None, None, None, 0.0)
+        (0.0625, 0.0)
     """
     check_horizon(horizon)
     c, a = (4.0, 0.5) if horizon is None else (2.0, 0.0)
+    c, a = (c, a) if wandering is None else (0.0625, 0.0)
     return c if saturation is None else saturation, a if shared is None else shared
 
 
@@ -58,6 +64,21 @@ def check_horizon(horizon: Any) -> None:
         raise ValueError(
             f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
         )
+
+
+def check_wandering(wandering: Any) -> None:
+    """Refuse what is no ratio of variances; an array, which may be traced, passes."""
+    if wandering is not None and known(wandering) and not wandering >= 0:
+        raise ValueError(
+            f"wandering is {wandering!r}, but it must be zero or more, or None to keep no evidence."
+        )
+
+
+def average_of(centered: bool, wandering: Any) -> Second:
+    """What v averages; evidence that adds up needs the noise apart from the signal."""
+    if wandering is not None:
+        return "noise"
+    return "centered" if centered else "plain"
 
 
 def respelled(centered: bool, centred: bool | None) -> bool:
@@ -82,7 +103,10 @@ class Scalars(NamedTuple):
     look: Any  # share of the gradient in it, with look-ahead
     level: Any  # estimated v for each unit of the stored one
     before: Any  # the same before this gradient; zero at the first
-    z: Any  # z of a typical coordinate, with saturation
+    surprise: Any  # factor of what v averages the square of, g - center * m
+    center: Any
+    kappa: Any  # curvature per unit of v, or of v over its typical root
+    z: Any  # kappa times step length, before any cooldown, times the evidence that is kept
 
 
 @dataclass(frozen=True)
@@ -95,7 +119,9 @@ class BeliefRule(BeliefFamily):
         gain: How the mean m follows the gradients.
         beta2: Decay rate of v.
         second: What v averages: ``"plain"`` :math:`g^2`, ``"centered"`` :math:`(g-m)^2`, or
-            ``"instant"``, the square of the mean itself, without state (Lion).
+            ``"instant"``, the square of the mean itself, without state (Lion). ``"noise"``
+            averages :math:`\frac{1+\beta_1}2(g-\hat m)^2` from the second gradient on, an unbiased
+            estimate of the noise alone, and D has the root of :math:`v+\hat m^2`.
         diffuse: Start from a diffuse prior (Adam's bias correction); False starts from zero.
         eps: Term added to D, as in Adam.
         eps_root: Term added to v under the root.
@@ -106,7 +132,13 @@ class BeliefRule(BeliefFamily):
         saturation: Strength c of curvature damping, with ``kappa`` by the tensor's own scale:
             z is c for a coordinate with the mean v, at the largest learning rate so far, and the
             step is longer by the factor ``1 + c``. 0 uses ``kappa``.
+        relative: State the loss in units of the tensor's own gradients, so that ``kappa`` is the
+            curvature per unit of :math:`v/\sqrt{\bar v}`, with :math:`\bar v` the mean of v:
+            z is then ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
+        wandering: Variance of the minimum's move in each step, in units of the variance with which
+            one gradient measures it. z grows with the evidence that is kept, n gradients
+            (`lossnav.rules.gains.remembered`): t for 0, one for None, the default.
         horizon: Number of steps N after which learning ends; None for an open end. Steps then
             shrink in proportion to the time that is left in the last ``cooldown * N`` steps, and
             are zero after step N: the schedule of `lossnav.schedule` for a bounded rate.
@@ -132,7 +164,9 @@ class BeliefRule(BeliefFamily):
     predict: bool = False
     exact_decay: bool = False
     saturation: float = 0.0
+    relative: bool = False
     shared: float = 0.0
+    wandering: float | None = None
     horizon: Any = None
     cooldown: float = 0.2
 
@@ -148,6 +182,12 @@ class BeliefRule(BeliefFamily):
                 checks.non_negative(name, getattr(self, name))
         if known(self.shared):
             checks.share("shared", self.shared)
+        check_wandering(self.wandering)
+        if self.wandering is not None and not self.finite:
+            raise ValueError(
+                "wandering is about evidence of curvature, but this step has none: use "
+                "saturation > 0, finite=True, or wandering=None."
+            )
         if str(self.second) == "centred":
             warnings.warn(
                 'second="centred" is now spelled second="centered"; the old spelling will be '
@@ -156,7 +196,13 @@ class BeliefRule(BeliefFamily):
                 stacklevel=3,
             )
             object.__setattr__(self, "second", "centered")
-        checks.choice("second moment", self.second, ["plain", "centered", "instant"])
+        checks.choice("second moment", self.second, ["plain", "centered", "noise", "instant"])
+        averaged = isinstance(self.gain, Betas) and present(self.gain.beta1)
+        if self.second == "noise" and not (averaged and self.diffuse):
+            raise ValueError(
+                "Noise is measured about an average of gradients with constant betas and a diffuse "
+                "prior: use Betas(beta1) with beta1 > 0 and diffuse=True, or no wandering."
+            )
         if self.second == "instant" and not isinstance(self.gain, Betas):
             raise ValueError(
                 'second="instant" keeps no variance, but a Kalman gain needs one: use Betas, or '
@@ -240,7 +286,8 @@ class BeliefRule(BeliefFamily):
     def scaled(self) -> bool:
         """Whether the step depends on the mean of v over the tensor."""
         steady = isinstance(self.gain, SteadyKalman)
-        return steady or present(self.saturation) or (self.finite and present(self.shared))
+        alike = self.finite and (self.relative or present(self.shared))
+        return steady or present(self.saturation) or alike
 
     def scalars(self, t: Any, lr: Any, peak: Any = 1.0) -> Scalars:
         """The scalars of step ``t``; each argument is a number or an array.
@@ -253,8 +300,13 @@ class BeliefRule(BeliefFamily):
         weight, look = self.gain.estimate(t, ahead=self.nesterov, diffuse=self.diffuse)
         level: Any = weight * weight if self.second == "instant" else 1.0
         if self.second != "instant" and self.diffuse:
-            level = 1 / one_minus_power(self.beta2, t)
-        z = self.saturation * (lr / positive_or_one(peak)) if present(self.saturation) else 0.0
+            level = self._level(t)
+        surprise, center = self._surprise(t)
+        kappa, z = self.kappa, lr * self.kappa
+        if present(self.saturation):
+            peak = positive_or_one(peak)
+            kappa = self.saturation / ((1 + self.saturation) * peak)
+            z = self.saturation * (lr / peak)
         length = lr * self.time_left(t)
         return Scalars(
             t=t,
@@ -264,7 +316,10 @@ class BeliefRule(BeliefFamily):
             look=look,
             level=level,
             before=self._level_before(t),
-            z=z,
+            surprise=surprise,
+            center=center,
+            kappa=kappa,
+            z=z * remembered(self.wandering, t),
         )
 
     def time_left(self, t: Any) -> Any:
@@ -278,27 +333,43 @@ class BeliefRule(BeliefFamily):
         ramp = max(ramp, 1.0) if known(ramp) else xp.clip(ramp, min=1.0)
         return xp.clip(left / ramp, min=0.0, max=1.0)
 
-    def _level_before(self, t: Any) -> Any:
-        if known(t):
-            return (
-                (1 / one_minus_power(self.beta2, t - 1) if self.diffuse else 1.0) if t > 1 else 0.0
-            )
-        xp = array_namespace(t)
-        level = 1 / one_minus_power(self.beta2, xp.where(t > 1, t - 1, t)) if self.diffuse else 1.0
-        return xp.where(t > 1, level * xp.ones_like(t), xp.zeros_like(t))
+    def _level(self, t: Any) -> Any:
+        """The estimated v for each unit of the stored one; one gradient alone has no noise."""
+        return 1 / one_minus_power(self.beta2, before(t) if self.second == "noise" else t)
 
-    def second_moment(self, g: Array, m: Array, v: Array) -> Array:
-        """The stored v after the gradient ``g``, where the mean before it is ``m``."""
-        seen = self.gain.leftover * (g - m) if self.second == "centered" else g
+    def _level_before(self, t: Any) -> Any:
+        first = 2 if self.second == "noise" else 1
+        if known(t):
+            return (self._level(t - 1) if self.diffuse else 1.0) if t > first else 0.0
+        xp = array_namespace(t)
+        level = self._level(before(t)) if self.diffuse else 1.0
+        return xp.where(t > first, level * xp.ones_like(t), xp.zeros_like(t))
+
+    def _surprise(self, t: Any) -> tuple[Any, Any]:
+        """Numbers s and c: v averages the square of ``s * (g - c * m)``, with the stored m."""
+        if self.second == "centered":
+            return self.gain.leftover, 1.0
+        if self.second != "noise":
+            return 1.0, 0.0
+        # The mean has noise of its own, (1 - beta1)/(1 + beta1) of that of one gradient.
+        unbiased = ((1 + self.gain.leftover) / 2) ** 0.5
+        center = 1 / self.gain.weight(before(t), True)
+        later = t > 1 if known(t) else array_namespace(t).astype(t > 1, t.dtype)
+        return unbiased * later, center
+
+    def second_moment(self, g: Array, m: Array, v: Array, s: Scalars) -> Array:
+        """The stored v after the gradient ``g``, where the stored mean before it is ``m``."""
+        seen = g
+        if self.second != "plain":
+            seen = s.surprise * (g - m if self.second == "centered" else g - s.center * m)
         new = squared_average(v, seen, self.beta2)
         return new + self.eps_state if present(self.eps_state) else new
 
-    def bending(self, s: Scalars, typical: Any) -> tuple[Any, Any]:
-        """The coefficients a and b of ``z = a + b * v / D``, in units of the stored v."""
+    def bending(self, z: Any, s: Scalars, typical: Any) -> tuple[Any, Any]:
+        """The coefficients a and b of ``z -> a + b * v / D``, in units of the stored v."""
         shared = self.shared if self.finite else 0.0
-        if present(self.saturation):
-            return shared * s.z, (1 - shared) * s.z * (s.level / typical) ** 0.5
-        z = s.lr * self.kappa
+        if self.relative or present(self.saturation):
+            return shared * z, (1 - shared) * z * (s.level / typical) ** 0.5
         alike = shared * z * typical**0.5 if present(shared) else 0.0
         return alike, (1 - shared) * z * s.level**0.5
 
@@ -307,7 +378,7 @@ class BeliefRule(BeliefFamily):
         size = s.lr * s.weight / s.level**0.5
         if not (self.finite and self.implicit):
             return size, 0.0
-        alike, bend = self.bending(s, typical)
+        alike, bend = self.bending(s.z, s, typical)
         return size / (1 + alike), bend / (1 + alike)
 
     def advance(
@@ -328,7 +399,7 @@ class BeliefRule(BeliefFamily):
         xp = array_namespace(g)
         m = self.gain.prior(state.get("m", g), self.dt)  # without memory, g is its own prior
         old = xp.mean(state["v"]) if "v" in state and typical is None and self.scaled else None
-        v = g if self.second == "instant" else self.second_moment(g, m, state["v"])
+        v = g if self.second == "instant" else self.second_moment(g, m, state["v"], s)
         if typical is None and self.scaled:
             typical = self._typical(s, v, old)
         m, used, kept = self.gain.observe(g, m, v, state, s, typical, self.dt)
@@ -336,22 +407,27 @@ class BeliefRule(BeliefFamily):
         Gamma = self.Gamma / unit if present(self.gamma) else 0.0  # a tiny gamma may round to zero
         if self.second == "instant":
             square, root = used * used, xp.abs(used)
+            total = square
         else:
             kept["v"] = v
             square = v + self.eps_root / s.level if present(self.eps_root) else v
-            root = None if present(Gamma) else xp.sqrt(square)
-        D = speed_limit(root, Gamma, self.eps / unit if present(self.eps) else 0.0, v=square)
+            total = square
+            if self.second == "noise":
+                mean = m / self.gain.weight(s.t, True)
+                total = square + mean * mean / s.level
+            root = None if present(Gamma) else xp.sqrt(total)
+        D = speed_limit(root, Gamma, self.eps / unit if present(self.eps) else 0.0, v=total)
         size, bend = self.lengths(s, typical)
         below = D
         if present(bend):
             below = D + bend * square if self.predict else add_scaled(D, square, bend)
         step = -size * (used / below if self._positive else quotient(used, below))
         if self.finite and not self.implicit:
-            alike, bend = self.bending(s, typical)
+            alike, bend = self.bending(s.z, s, typical)
             step = step * phi(alike + bend * quotient(square, D))
         if self.predict:
-            alike, bend = self.bending(s, typical)
-            curvature = unit * (alike * D + bend * square) / positive_or_one(s.lr)
+            alike, bend = self.bending(s.kappa, s, typical)
+            curvature = unit * (alike * D + bend * square)
             move = step if drift is None else drift + step
             m = m + self.gain.weight(s.t, self.diffuse) * (curvature * move)
         if "m" in state:
@@ -383,6 +459,7 @@ class BeliefRule(BeliefFamily):
         moment = {
             "plain": f"the average of g^2 (memory {self.beta2:.6g})",
             "centered": f"the average of (g - m)^2 (memory {self.beta2:.6g})",
+            "noise": f"the average of (g - m)^2 (memory {self.beta2:.6g}), unbiased",
             "instant": "the square of the mean itself: noise as large as the signal",
         }[self.second]
         start = "diffuse, so nothing pulls the first steps to zero" if self.diffuse else "at zero"
@@ -401,13 +478,29 @@ class BeliefRule(BeliefFamily):
 
     def _length(self) -> str:
         alike = f"; {self.shared:.6g} of z is that of all coordinates" if self.shared else ""
-        if not (self.finite and self.saturation):
+        if not (self.finite and (self.saturation or self.relative)):
             return super()._length() + alike * self.finite
         way = "one straight move" if self.implicit else "exact"
+        z = self.saturation or self.lr * self.kappa
         return (
-            f"- step: {way}, with kappa such that z = {self.saturation:.6g} for a typical "
-            f"coordinate at the largest step so far{alike}"
+            f"- step: {way} of length {(1 + self.saturation) * self.lr:.6g}, with kappa such that "
+            f"z = {z:.6g} for a typical coordinate of the tensor{alike}"
         )
+
+    def _surroundings(self) -> list[str]:
+        lines = super()._surroundings()
+        if self.finite and self.wandering is not None:
+            most = remembered(self.wandering, math.inf)
+            lines.append(
+                f"- minimum: wanders by {self.wandering:.6g} of the variance with which a gradient "
+                f"measures it; evidence adds up to that of {most:.6g} gradients"
+            )
+        if self.horizon is not None:
+            lines.append(
+                f"- end: after {self.horizon:.6g} steps; rates are held at their bound and shrink "
+                f"over the last {self.cooldown * self.horizon:.6g}"
+            )
+        return lines
 
     def _notes(self) -> list[str]:
         named = {
@@ -419,6 +512,11 @@ class BeliefRule(BeliefFamily):
         extra = [f"eps ({', '.join(eps)}), a guard against division by zero."] if eps else []
         text = " ".join([*extra, self.notes]).strip()
         return [f"Not in the theory: {text}"] if text else []
+
+
+def before(t: Any) -> Any:
+    """The number of gradients before gradient ``t``, and one for the first."""
+    return max(t - 1, 1) if known(t) else array_namespace(t).clip(t - 1, min=1)
 
 
 def usable(scale: Array) -> Array:

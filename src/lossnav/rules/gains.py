@@ -265,6 +265,46 @@ def one_minus_power(beta: Any, t: Any) -> Any:
     return -math.expm1(t * rate) if known(t) else -array_namespace(t).expm1(t * rate)
 
 
+def remembered(wandering: Any, t: Any) -> Any:
+    r"""Number of gradients whose evidence about the minimum is left at gradient ``t``.
+
+    One gradient of curvature h and noise V measures the minimum with variance :math:`V/h^2`. If the
+    minimum follows a random walk with q times this variance in each step, the precision of a
+    Kalman filter after t gradients is :math:`n_th^2/V` with
+
+    .. math:: n_1=1,\quad n_{t+1}=1+\frac{n_t}{1+q\,n_t},\qquad\text{so}\quad
+              n_t=\frac{1-\rho^{2t}}{K\,(1+\rho^{2t-1})},\quad\rho=1-K,
+
+    where K is the steady gain, :math:`K^2/(1-K)=q`, and :math:`n_t\to1/K`.
+
+    Args:
+        wandering: q, zero or more; None forgets all evidence at each step (q infinite).
+        t: Number of the gradient, from one.
+
+    Examples:
+        >>> [round(remembered(q, 100.0), 6) for q in (0.0, 0.01, 0.5)]  # 100, about 10, 2
+        [100.0, 10.512492, 2.0]
+    """
+    if wandering is None:
+        return 1.0
+    if known(wandering):
+        K = 2 / (1 + math.sqrt(1 + 4 / wandering)) if wandering else 0.0
+        if not 0 < K < 1:
+            return 1.0 if K else t
+        rate = math.log1p(-K)
+        if known(t):
+            return -math.expm1(2 * t * rate) / (K * (1 + math.exp((2 * t - 1) * rate)))
+        xp = array_namespace(t)
+        return -xp.expm1(2 * t * rate) / (K * (1 + xp.exp((2 * t - 1) * rate)))
+    xp = array_namespace(wandering)
+    K = 2 / (1 + xp.sqrt(1 + 4 / wandering))
+    inside = (K > 0) & (K < 1)
+    K = xp.where(inside, K, xp.round(K) / 2)
+    rate = xp.log1p(-K)
+    kept = -xp.expm1(2 * t * rate) / ((1 + xp.exp((2 * t - 1) * rate)) * positive_or_one(K))
+    return xp.where(inside, kept, xp.where(K > 0, xp.ones_like(K), t * xp.ones_like(K)))
+
+
 def lerp(a: Array, b: Array, weight: Any) -> Array:
     """``a + weight * (b - a)``, by the framework's own function if it has one, bit for bit."""
     own = getattr(array_namespace(a), "lerp", None)

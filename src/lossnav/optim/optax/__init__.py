@@ -23,7 +23,13 @@ from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule
-from lossnav.rules.diagonal import BeliefRule, check_horizon, damping, respelled
+from lossnav.rules.diagonal import (
+    BeliefRule,
+    average_of,
+    check_horizon,
+    damping,
+    respelled,
+)
 from lossnav.rules.gains import fraction
 from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
 from lossnav.rules.uncertain import UncertainWeightsRule, variance
@@ -58,6 +64,7 @@ def navigator(
     shared: float | None = None,
     horizon: int | None = None,
     cooldown: float = 0.2,
+    wandering: float | None = None,
     mask: Any = None,
     nonfinite: Nonfinite = "skip",
     centred: bool | None = None,
@@ -76,12 +83,13 @@ def navigator(
         gain: One gain ``"betas"`` for all coordinates, or a ``"kalman"`` gain for each.
         centered: Average the squared deviation from the mean, as AdaBelief does.
         nesterov: Use look-ahead momentum.
-        saturation: Strength of curvature damping; 0 recovers Adam. By default 4, and 2 with a
-            horizon.
+        saturation: Strength of curvature damping; 0 recovers Adam. By default 4, 2 with a horizon,
+            and 1/16 with ``wandering``.
         shared: Fraction of the damping shared by all coordinates of an array. By default 0.5, and 0
-            with a horizon.
+            with a horizon or ``wandering``.
         horizon: Number of steps until training ends; None for an open end.
         cooldown: Fraction of the horizon over which steps and weight decay shrink to zero.
+        wandering: How fast the minimum is believed to move, relative to the evidence of a gradient.
         mask: Which arrays decay, as in `optax.adamw`: a tree of booleans like the parameters' or a
             prefix of it, or a function from the parameters to one. None is all of them.
         nonfinite: If a gradient anywhere in the tree is NaN or infinite, ``"skip"`` the whole step:
@@ -110,9 +118,10 @@ def navigator(
         (True, 0)
     """
     centered = respelled(centered, centred)
-    c, a = damping(saturation, shared, horizon)
+    c, a = damping(saturation, shared, horizon, wandering)
     numbers = {"eps": eps, "gamma": gamma, "saturation": c, "shared": a}
     numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
+    numbers |= {} if wandering is None else {"wandering": wandering}
     rule = _belief(b1, b2, gain, centered, nesterov, **numbers)
     return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
@@ -167,6 +176,7 @@ def kronecker_navigator(
     shared: float = 0.75,
     horizon: int | None = None,
     cooldown: float = 0.2,
+    wandering: float | None = None,
     max_dim: int = 4096,
     matrix: bool | Literal["auto"] = "auto",
     mask: Any = None,
@@ -184,8 +194,8 @@ def kronecker_navigator(
         learning_rate, b1, b2, eps, weight_decay: As in `navigator`.
         basis_beta: Decay rate of the averaged covariances.
         refresh: Steps between two refreshes of a basis; matrices take turns.
-        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown: As in `navigator`,
-            in the basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown, wandering: As in
+            `navigator`, in the basis.
         max_dim: Sides longer than this get no basis.
         matrix: ``"auto"``, True for a basis on every side, or False for none. For single arrays,
             use `optax.multi_transform`.
@@ -203,6 +213,7 @@ def kronecker_navigator(
     centered = respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
     numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
+    numbers |= {} if wandering is None else {"wandering": wandering}
     inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
     # A matrix counts its steps from the second gradient on.
     later: Any = horizon
@@ -419,7 +430,7 @@ def _belief(
             'typical noise. Use gain="betas".'
         )
     settings = {name: plain(value) for name, value in numbers.items()}
-    second = "centered" if centered else "plain"
+    second = average_of(centered, numbers.get("wandering"))
     return BeliefRule.practical(
         betas=betas, gain=gain, second=second, nesterov=bool(nesterov), **settings
     )

@@ -167,7 +167,7 @@ def _typicals(
     for n, total, g, *m, v in zip(ns, known, *columns, strict=True):
         if not n.before:
             g = g.to(v.dtype)
-            new = rule.second_moment(g, m[0] if m else g, v)
+            new = rule.second_moment(g, m[0] if m else g, v, n)
             found.append(n.level * new.sum(dtype=torch.float64))
         else:
             found.append(n.before * (v.sum(dtype=torch.float64) if total is None else total))
@@ -273,6 +273,8 @@ def _way(rule: BeliefRule, group: Group, params: list[Tensor]) -> str:
     """How a group takes its step: "single", "lists", "kernel" or "torch"."""
     foreach, fused = group["foreach"], group["fused"]
     on_cpu = all(p.device.type == "cpu" and _plain(p) for p in params)
+    if rule.second == "noise":  # the kernel has no root of v + m^2
+        return "single" if foreach is False and not fused else "lists"
     if fused is None and foreach is None:
         large = on_cpu and sum(p.numel() for p in params) >= LARGE
         return "kernel" if large and kernels() is not None else "lists"

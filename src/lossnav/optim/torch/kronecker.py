@@ -88,8 +88,8 @@ class KroneckerNavigator(Navigator):
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
-        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown: As in `Navigator`,
-            in the basis.
+        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown, wandering: As in
+            `Navigator`, in the basis.
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
@@ -132,6 +132,7 @@ class KroneckerNavigator(Navigator):
         shared: float = 0.75,
         horizon: int | None = None,
         cooldown: float = 0.2,
+        wandering: float | None = None,
         max_dim: int = 4096,
         matrix: bool | Literal["auto"] = "auto",
         maximize: bool = False,
@@ -146,7 +147,7 @@ class KroneckerNavigator(Navigator):
             "basis_beta": basis_beta, "refresh": refresh, "gamma": gamma, "gain": gain,
             "centered": respelled(centered, centred), "nesterov": nesterov,
             "saturation": saturation, "shared": shared, "horizon": horizon,
-            "cooldown": cooldown, "max_dim": max_dim, "matrix": matrix,
+            "cooldown": cooldown, "wandering": wandering, "max_dim": max_dim, "matrix": matrix,
             "maximize": maximize, "foreach": foreach, "capturable": capturable,
             "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip

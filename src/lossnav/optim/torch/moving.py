@@ -161,5 +161,5 @@ def adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
 _OF_OURS = {
     "gamma", "gain", "centered", "nesterov", "saturation", "shared", "nonfinite", "skipped",
     "peak_lr", "foreach", "fused", "basis_beta", "refresh", "max_dim", "matrix", "horizon",
-    "cooldown", "compensate",
+    "cooldown", "wandering", "compensate",
 }  # fmt: skip

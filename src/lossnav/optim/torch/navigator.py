@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -12,7 +13,14 @@ from lossnav._base import checks
 from lossnav.optim.torch.base import Group, _home
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
 from lossnav.optim.torch.moving import adamw_state, is_adam, moved_in, summary, translated
-from lossnav.rules.diagonal import BeliefRule, check_horizon, damping, respelled
+from lossnav.rules.diagonal import (
+    BeliefRule,
+    average_of,
+    check_horizon,
+    check_wandering,
+    damping,
+    respelled,
+)
 from lossnav.rules.gains import Betas
 
 
@@ -24,16 +32,31 @@ class Navigator(DiagonalOptimizer):
 
     .. math:: \Delta\theta=-\mathrm{lr}\,\frac{1+c}{1+z}\,\frac{\hat m}{D},\qquad
               D=\gamma+\sqrt{\gamma^2+\hat v}+\epsilon,\qquad
-              z=c\,s\,\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],
+              z=c\,s\,n_t\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],
 
     with c the ``saturation``, a the fraction ``shared``, :math:`\bar v` the mean of :math:`\hat v`
-    over the tensor, and s the learning rate divided by its largest value so far. Weight decay is
+    over the tensor, s the learning rate divided by its largest value so far, and :math:`n_t` the
+    number of gradients whose evidence is kept: one, unless ``wandering`` is given. Weight decay is
     decoupled, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\,\theta`, as in
     AdamW.
 
     With ``saturation=0, nesterov=False`` and all else at its default, the step is that of
     `torch.optim.AdamW` with the same ``lr``, ``betas``, ``eps`` and ``weight_decay`` (the defaults
     of ``betas[1]`` and ``weight_decay`` differ).
+
+    **What it assumes.** With `rule` and `assumptions` it says so itself. At a constant ``lr`` and
+    without discount it is `lossnav.learning_rule` with ``dt=1, plan="straight", look_ahead=True,
+    relative=True, shared=a, horizon=N`` for `lossnav.problem.belief.adaptive` with
+
+    - :math:`\kappa=c/((1+c)\,\mathrm{lr})` and :math:`\eta k=c\,(1+c)\,\mathrm{lr}`: curvature is
+      :math:`\kappa v/\sqrt{\bar v}`, a typical step :math:`\sqrt{\eta k/\kappa}=(1+c)\,\mathrm{lr}`
+      long, and :math:`z=\sqrt{\eta k\kappa}=c`;
+    - ``observation="squares"``, ``alpha=(0, 0)`` and
+      :math:`\xi_i/\sigma_i=(1-\beta_i)/\sqrt{\beta_i}`: mean and variance of the gradients are
+      random walks, and their Kalman filters have the gains :math:`1-\beta_i`.
+
+    Tuned numbers, which follow from no objective: ``lr``, ``betas``, ``saturation``, ``shared`` and
+    ``cooldown``. ``eps`` is a guard against division by zero.
 
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
@@ -55,13 +78,21 @@ class Navigator(DiagonalOptimizer):
             ``gain="kalman"``, :math:`m_t+K(g_t-m_t)`.
         saturation: Strength of curvature damping; 0 recovers Adam. Coordinates with large v take
             shorter steps, those with small v longer ones, and all steps shrink less than ``lr``
-            does when a schedule lowers it. By default 4, and 2 with a horizon (tuned numbers).
+            does when a schedule lowers it. By default 4, 2 with a horizon, and 1/16 with
+            ``wandering``, where it grows with the evidence.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 (each by its
-            own v) to 1 (all alike). By default 0.5, and 0 with a horizon.
+            own v) to 1 (all alike). By default 0.5, and 0 with a horizon or ``wandering``.
         horizon: Number of steps until training ends; None for an open end. Steps and weight decay
             then shrink linearly over the last ``cooldown * horizon`` steps, and are zero
             afterwards: no scheduler is needed. To train on, set a later ``horizon`` in
             ``param_groups``.
+        wandering: How fast the minimum is believed to move: the variance of its move in each step,
+            in units of the variance with which one gradient measures it. Evidence then adds up to
+            that of :math:`n_t` gradients, t for 0 (so that steps decay as 1/t where curvature is
+            strong) and :math:`1/K` in the long run, with the gain K of a Kalman filter,
+            :math:`K^2/(1-K)` = ``wandering``. The v of z is then the noise alone, the average of
+            :math:`\frac{1+\beta_1}2(g-\hat m)^2`, and D has :math:`v+\hat m^2` for v. None, the
+            default, forgets all evidence at each step.
         cooldown: Fraction of the horizon over which steps shrink (a tuned number);
             `lossnav.schedule` derives it from beliefs about curvature and noise.
         maximize: Maximize the objective instead of minimizing it.
@@ -91,7 +122,7 @@ class Navigator(DiagonalOptimizer):
 
     _formula = (
         "weight_decay", "eps", "gamma", "gain", "centered", "nesterov", "saturation", "shared",
-        "horizon", "cooldown",
+        "horizon", "cooldown", "wandering",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +141,7 @@ class Navigator(DiagonalOptimizer):
         shared: float | None = None,
         horizon: int | None = None,
         cooldown: float = 0.2,
+        wandering: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -118,13 +150,13 @@ class Navigator(DiagonalOptimizer):
         nonfinite: Literal["skip", "raise", "ignore"] = "skip",
         centred: bool | None = None,
     ) -> None:
-        c, a = damping(saturation, shared, horizon)
+        c, a = damping(saturation, shared, horizon, wandering)
         settings = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "gamma": gamma,
             "gain": gain, "centered": respelled(centered, centred), "nesterov": nesterov,
             "saturation": c, "shared": a, "horizon": horizon, "cooldown": cooldown,
-            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
-            "differentiable": differentiable, "nonfinite": nonfinite,
+            "wandering": wandering, "maximize": maximize, "foreach": foreach, "fused": fused,
+            "capturable": capturable, "differentiable": differentiable, "nonfinite": nonfinite,
         }  # fmt: skip
         super().__init__(params, settings)
 
@@ -134,6 +166,7 @@ class Navigator(DiagonalOptimizer):
         checks.share("shared", group["shared"])
         checks.share("cooldown", group["cooldown"])
         check_horizon(group["horizon"])
+        check_wandering(group["wandering"])
         for i, beta in enumerate(group["betas"]):
             checks.fraction(f"betas[{i}]", beta)
         checks.choice("gain", group["gain"], ["betas", "kalman"])
@@ -216,15 +249,34 @@ class Navigator(DiagonalOptimizer):
         group.setdefault("shared", 0.0)  # saved before there were such settings
         group.setdefault("horizon", None)
         group.setdefault("cooldown", 0.2)
+        group.setdefault("wandering", None)
         if "centred" in group:  # saved before it was renamed
             group["centered"] = group.pop("centred")
         super()._adopt(own, group)
         peak = torch.as_tensor(group.get("peak_lr", 0.0), dtype=own["peak_lr"].dtype)
         group["peak_lr"] = peak.to(own["peak_lr"].device, copy=True)
 
+    @property
+    def rule(self) -> BeliefRule:
+        """The rule of the first group, at its learning rate; `lossnav.learning_rule` derives it.
+
+        Examples:
+            >>> optimizer = Navigator([torch.nn.Parameter(torch.ones(2))], lr=0.1, horizon=500)
+            >>> print(*optimizer.assumptions.splitlines()[-2:], sep="\n")
+            - end: after 500 steps; rates are held at their bound and shrink over the last 100
+            Not in the theory: eps (1e-08 added to D), a guard against division by zero.
+        """
+        group = self.param_groups[0]
+        return replace(self._rule(group), dt=float(group["lr"]))
+
+    @property
+    def assumptions(self) -> str:
+        """What a learner must assume for this step to be optimal, in words."""
+        return self.rule.assumptions
+
     def _rule(self, group: Group) -> BeliefRule:
         settings = {name: group[name] for name in self._formula if name != "centered"}
-        second = "centered" if group["centered"] else "plain"
+        second = average_of(group["centered"], group["wandering"])
         return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
 
 
