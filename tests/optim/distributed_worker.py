@@ -316,6 +316,30 @@ def any_layout(rule, layout):
         close({"theta": q}, {"theta": p.detach()}, 1e-9)
 
 
+def low_precision(rule):
+    """What parameters in bfloat16 lose by rounding is kept in their shards."""
+    make, settings = RULES[rule]
+    mesh = init_device_mesh("cpu", (WORLD,))
+    rng = torch.Generator().manual_seed(1)
+    start = [torch.randn(shape, generator=rng).bfloat16() for shape in ((5, 4), (3,))]
+    plain = [torch.nn.Parameter(x.clone()) for x in start]
+    spread = [torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(0)])) for x in start]
+    one, many = make(plain, lr=1e-3, **settings), make(spread, lr=1e-3, **settings)
+    for _ in range(8):
+        for p, q in zip(plain, spread, strict=True):
+            p.grad = torch.randn(p.shape, generator=rng).bfloat16()
+            q.grad = distribute_tensor(p.grad, mesh, [Shard(0)])
+        one.step()
+        many.step()
+    for p, q in zip(plain, spread, strict=True):
+        lost = many.state[q]["compensation"]
+        assert lost.placements == q.placements
+        assert full(lost).any()
+        # Another order of sums may round elsewhere; both parts together are the same.
+        kept = p.detach().double() * (1 + one.state[p]["compensation"].double() / 256)
+        close({"theta": full(q).double() * (1 + full(lost).double() / 256)}, {"theta": kept}, 1e-4)
+
+
 def sums_to_come(rule):
     """A gradient whose sum over processes is still to be made is summed before it is used."""
     from torch.distributed.tensor import Partial
@@ -437,6 +461,8 @@ def checks():
         for rule in ("navigator, all", "kronecker"):
             found.append((f"partitions: {rule}", partitioned_training, rule))
         found.append(("partitions: uncertain", partitions_that_are_refused))
+        for rule in ("navigator, all", "navigator, fused", "kronecker, all", "uncertain"):
+            found.append((f"bfloat16: {rule}", low_precision, rule))
         for layout in (*LAYOUTS, "copies of shards"):
             for rule in ("navigator, fused", "navigator, all", "kronecker, all", "uncertain"):
                 if WORLD == 2 or "fused" not in rule:

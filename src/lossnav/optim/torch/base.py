@@ -6,6 +6,7 @@ A subclass states its memory in `NavigatorBase._fresh` and its arithmetic in
 - the settings of each group are checked when they are given;
 - a step whose gradient has NaN or infinity is skipped as a whole and counted, or refused;
 - the state keeps its own precision (float32 beside bfloat16 parameters) through a checkpoint;
+- what a bfloat16 parameter loses when a step is rounded is kept and added to the next one;
 - a checkpoint is matched by the names of parameters where both sides have them, and one that does
   not fit is refused before anything has changed.
 """
@@ -25,6 +26,7 @@ from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_diff
 from lossnav._base import checks
 from lossnav.optim.torch.checkpoint import aligned, refilled
 from lossnav.optim.torch.shards import (
+    ROUNDING,
     agreed,
     is_sharded,
     laid_out,
@@ -36,17 +38,72 @@ from lossnav.optim.torch.shards import (
 )
 
 Group = dict[str, Any]
-Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Tensor]]]
-"""A group, its parameters that have a gradient, the gradients, and one list for each column."""
+Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Any]]]
+"""A group, its parameters that have a gradient, the gradients, and one list for each column.
+
+One more list has the rounding error of each parameter, None where it is not kept.
+"""
 
 NONFINITE = ("skip", "raise", "ignore")
 # Keys of a group that say how to compute and not what; a checkpoint may lack them.
-FLAGS = ("maximize", "foreach", "fused", "capturable", "differentiable", "nonfinite", "skipped")
+FLAGS = (
+    "maximize", "foreach", "fused", "capturable", "differentiable", "nonfinite", "compensate",
+    "skipped",
+)  # fmt: skip
+LOW = (torch.bfloat16, torch.float16)
+"""Precisions of parameters whose rounding errors may be kept."""
+UNIT = 2.0**-8
+"""Unit of a rounding error, relative to the parameter: the largest that bfloat16 has."""
+MOST, TINY = 1 / UNIT, 1e-30
 
 
 def state_dtype(theta: Tensor) -> torch.dtype:
     """The precision of the state of ``theta``: its own, but at least float32."""
     return torch.promote_types(theta.dtype, torch.float32)
+
+
+def widened(x: Tensor, error: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A parameter in the precision of its state, with the rounding error of earlier steps."""
+    wide = x.to(dtype)
+    return wide if error is None else torch.addcmul(wide, wide, error.to(dtype), value=UNIT)
+
+
+def rounded(x: Tensor, wide: Tensor, error: Tensor | None) -> None:
+    """Store a value in a parameter, and in ``error`` what rounding took off.
+
+    This is a compensated sum whose error is relative to the parameter and in float16, which has
+    three bits more than bfloat16: both together have 20 bits, where float32 has 24. A parameter
+    that is set to zero stays zero.
+
+    Examples:
+        >>> x, error = torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.float16)
+        >>> for _ in range(1000):
+        ...     rounded(x, widened(x, error, torch.float32) - 1e-4, error)
+        >>> x, widened(x, error, torch.float32)  # without the error, x would have stayed at 1
+        (tensor([0.8984], dtype=torch.bfloat16), tensor([0.9000]))
+    """
+    x.copy_(wide)
+    if error is not None:
+        held = x.detach().to(wide.dtype)
+        error.copy_(((wide.detach() - held) / (held + TINY) / UNIT).clamp_(-MOST, MOST))
+
+
+def widened_lists(wide: list[Tensor], errors: list[Tensor]) -> list[Tensor]:
+    """`widened` for many parameters at once, which are wide already and have an error each."""
+    return list(torch._foreach_addcmul(wide, wide, [e.to(wide[0].dtype) for e in errors], UNIT))
+
+
+def rounded_lists(xs: list[Tensor], wide: list[Tensor], errors: list[Tensor]) -> None:
+    """`rounded` for many parameters at once; ``wide`` is overwritten."""
+    torch._foreach_copy_(xs, wide)
+    held = [x.float() for x in xs]
+    torch._foreach_sub_(wide, held)
+    torch._foreach_add_(held, TINY)
+    torch._foreach_div_(wide, held)
+    torch._foreach_mul_(wide, 1 / UNIT)
+    torch._foreach_clamp_max_(wide, MOST)
+    torch._foreach_clamp_min_(wide, -MOST)
+    torch._foreach_copy_(errors, wide)
 
 
 def new_step(home: torch.device | None = None) -> Tensor:
@@ -77,7 +134,8 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         owner = partitioned()
         self._partition = None if owner is None else weakref.ref(owner)
         flags: Group = dict.fromkeys(("maximize", "capturable", "differentiable"), False)
-        defaults = {**flags, "foreach": None, "fused": None, "nonfinite": "skip", **settings}
+        flags |= dict.fromkeys(("foreach", "fused", "compensate"))
+        defaults = {**flags, "nonfinite": "skip", **settings}
         if isinstance(params, Tensor):
             raise TypeError(
                 "params argument given to the optimizer should be an iterable of Tensors or dicts, "
@@ -97,6 +155,10 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
                 f"nonfinite is {group['nonfinite']!r}, but it must be one of "
                 f"{', '.join(NONFINITE)}."
             )
+        if group["compensate"] not in (None, True, False):
+            raise ValueError(
+                f"compensate is {group['compensate']!r}, but it must be True, False or None."
+            )
         if group["fused"] and group["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together: choose one.")
         if group["fused"] and group["differentiable"]:
@@ -105,6 +167,15 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     @abc.abstractmethod
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         """The initial state of one parameter, with every key, dtype and shape."""
+
+    def _memory(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
+        """The initial state of one parameter, with its rounding error if that is kept."""
+        state = self._fresh(theta, group)
+        wanted = group["compensate"]
+        wanted = theta.dtype == torch.bfloat16 if wanted is None else wanted
+        if wanted and theta.dtype in LOW:
+            state[ROUNDING] = torch.zeros_like(theta, dtype=torch.float16, requires_grad=False)
+        return state
 
     def _here(self, batch: Batch) -> Batch:
         """The part of a batch that this process works on; by default all of it."""
@@ -142,7 +213,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         param_group["skipped"] = torch.zeros((), dtype=torch.int64, device=_home(param_group))
 
     def _init_group(
-        self, group: Group, params: list[Tensor], grads: list[Tensor], *columns: list[Tensor]
+        self, group: Group, params: list[Tensor], grads: list[Tensor], *columns: list[Any]
     ) -> None:
         # torch.compile knows a method of this name and shape: it runs it once, outside the trace.
         for theta in group["params"]:
@@ -156,11 +227,13 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
                 )
             state = self.state[theta]
             if not state:
-                state.update(self._fresh(theta, group))
+                state.update(self._memory(theta, group))
             params.append(theta)
             grads.append(grad)
-            for name, column in zip(self.columns, columns, strict=True):
+            *own, errors = columns
+            for name, column in zip(self.columns, own, strict=True):
                 column.append(state[name])
+            errors.append(state.get(ROUNDING) if theta.dtype in LOW else None)
 
     @_use_grad_for_differentiable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -174,7 +247,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []
-            columns: list[list[Tensor]] = [[] for _ in self.columns]
+            columns: list[list[Any]] = [[] for _ in (*self.columns, ROUNDING)]
             self._init_group(group, params, grads, *columns)
             if params:
                 batches.append((group, params, grads, columns))
@@ -272,7 +345,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         for own, group in zip(self.param_groups, groups, strict=True):
             self._adopt(own, group)
         state = {
-            theta: refilled(_name(group, theta), self._fresh(theta, group), memory[i, j])
+            theta: refilled(_name(group, theta), self._memory(theta, group), memory[i, j])
             for i, group in enumerate(groups)
             for j, theta in enumerate(group["params"])
             if memory.get((i, j))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossnav.optim.torch.shards import local, part, whole
+from lossnav.optim.torch.shards import ROUNDING, local, part, whole
 
 Group = dict[str, Any]
 Memory = dict[tuple[int, int], dict[str, Any]]
@@ -94,7 +94,13 @@ def _by_name(owner: str, found: list[Group], groups: list[Group]) -> list[Pair]:
 
 
 def refilled(what: str, fresh: dict[str, Tensor], saved: dict[str, Any]) -> dict[str, Tensor]:
-    """Copy saved values into a ``fresh`` state, which keeps its precision and device."""
+    """Copy saved values into a ``fresh`` state, which keeps its precision and device.
+
+    A rounding error that was not saved is zero; one of parameters that are wide now is left out.
+    """
+    if isinstance(saved, dict) and (ROUNDING in saved) != (ROUNDING in fresh):
+        saved = {key: value for key, value in saved.items() if key != ROUNDING}
+        saved |= {key: value for key, value in fresh.items() if key == ROUNDING}
     if not isinstance(saved, dict) or set(saved) != set(fresh):
         raise ValueError(
             f"The saved memory of {what} has {', '.join(sorted(map(str, saved)))} where "

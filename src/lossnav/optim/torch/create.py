@@ -206,7 +206,7 @@ def _rows(optimizer: NavigatorBase) -> list[Row]:
     rows = []
     for group in optimizer.param_groups:
         shapes = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in group["params"]]
-        states = [optimizer._fresh(theta, {**group, "params": shapes}) for theta in shapes]
+        states = [optimizer._memory(theta, {**group, "params": shapes}) for theta in shapes]
         size = sum(t.numel() * t.element_size() for state in states for t in state.values())
         bases = sum("phase" in state or "Q0" in state or "Q1" in state for state in states)
         kind = type(optimizer).__name__

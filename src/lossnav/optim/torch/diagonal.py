@@ -21,8 +21,12 @@ from lossnav.optim.torch.base import (
     Group,
     NavigatorBase,
     new_step,
+    rounded,
+    rounded_lists,
     state_dtype,
     traced,
+    widened,
+    widened_lists,
 )
 from lossnav.optim.torch.shards import is_sharded, local, reals, splits, totals
 from lossnav.rules.arrays import array_namespace
@@ -92,7 +96,7 @@ class DiagonalOptimizer(NavigatorBase):
         return group, local(params), local(grads), [local(column) for column in columns]
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
-        group, params, grads, (steps, *memory) = batch
+        group, params, grads, (steps, *memory, errors) = batch
         rule = self._form(group)
         if ok is not None or traced(group) or group["differentiable"]:
             self._by_tensor(rule, batch, ok)
@@ -104,28 +108,34 @@ class DiagonalOptimizer(NavigatorBase):
             return
         ns = numbers_of(rule, group, [step.item() for step in steps])
         columns = [_real(local(column)) for column in (params, grads, *memory)]
+        errors = local(errors)
         flat = self._flattened(group, columns) if way == "kernel" else None
         typicals = None
         if rule.scaled and (flat is not None or any(map(is_sharded, memory[-1]))):
             typicals = _typicals(rule, ns, columns[1:], memory[-1], flat)
         if flat is not None:
-            flat.step(rule, ns, columns[1], typicals, group["maximize"])
+            flat.step(rule, ns, columns[1], typicals, group["maximize"], errors)
             return
         single = [[i] for i in range(len(ns))]
         for chosen in single if way == "single" else _pieces(columns):
             xs, gs, *held = ([column[i] for i in chosen] for column in columns)
             some = None if typicals is None else _numbers(typicals[chosen], xs[0].device)
-            wide = [x.to(v.dtype) for x, v in zip(xs, held[-1], strict=True)]
+            lost = [errors[i] for i in chosen]
+            kept = all(e is not None for e in lost)
+            plain = [x.to(v.dtype) for x, v in zip(xs, held[-1], strict=True)]
+            wide = widened_lists(plain, lost) if kept else plain
             gs = [g.to(v.dtype) for g, v in zip(gs, held[-1], strict=True)]
             gs = list(torch._foreach_neg(gs)) if group["maximize"] else gs
             ms = held[0] if len(held) > 1 else []
             advance_lists(rule, [ns[i] for i in chosen], wide, gs, ms, held[-1], some)
-            if wide[0] is not xs[0]:
+            if kept:
+                rounded_lists(xs, wide, lost)
+            elif wide[0] is not xs[0]:
                 torch._foreach_copy_(xs, wide)
 
     def _by_tensor(self, rule: BeliefRule, batch: Batch, ok: Tensor | None) -> None:
         """Take a step that is traced or differentiated; where ``ok`` is False, nothing changes."""
-        group, params, grads, (steps, *memory) = batch
+        group, params, grads, (steps, *memory, errors) = batch
         for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
             x, g, *held = _real([theta, grad, *(column[i] for column in memory)])
             g = -g.to(held[-1].dtype) if group["maximize"] else g.to(held[-1].dtype)
@@ -136,9 +146,16 @@ class DiagonalOptimizer(NavigatorBase):
             n = numbers_traced(rule, group, step, x, ok)
             # Autograd may keep what it has seen; what is overwritten below must be a copy.
             old = [t.clone() for t in (x, *held)] if group["differentiable"] else [x, *held]
-            moved, *new = advance(rule, n, old[0], g, old[1] if len(held) > 1 else None, old[-1])
-            for t, value in zip((*held, x), (*new[-len(held) :], moved), strict=True):
-                t.copy_(value if fine is None else torch.where(fine, value, t.to(value.dtype)))
+            wide = widened(old[0], errors[i], held[-1].dtype)
+            moved, *new = advance(rule, n, wide, g, old[1] if len(held) > 1 else None, old[-1])
+            if fine is not None:
+                moved = torch.where(fine, moved, wide)
+                new = [
+                    torch.where(fine, a, b) for a, b in zip(new[-len(held) :], held, strict=True)
+                ]
+            for t, value in zip(held, new[-len(held) :], strict=True):
+                t.copy_(value)
+            rounded(x, moved, errors[i])
 
     def _flattened(self, group: Group, columns: list[list[Tensor]]) -> FlatGroup | None:
         """The tensors of a group for the kernel; None if a variance has gaps in memory."""
@@ -214,6 +231,7 @@ class FlatGroup:
         grads: list[Tensor],
         typicals: Tensor | None,
         maximize: bool,
+        errors: list[Tensor | None],
     ) -> None:
         """Advance parameters, means and variances by the kernel."""
         kernel = kernels()
@@ -229,17 +247,19 @@ class FlatGroup:
         ]
         arrays, back = list(self.arrays), []
         for i in self.foreign:
+            error = errors[i] if i < len(errors) else None
             copy = torch.empty_like(self.vs[i % len(self.vs)]).copy_(self.tensors[i])
+            copy = widened(copy, error, copy.dtype)
             arrays[i] = kernel.flat(copy)
-            back.append((self.tensors[i], copy))
+            back.append((self.tensors[i], copy, error))
         count = len(self.vs)
         none = [None] * count
         xs, ms, vs = arrays[:count], arrays[count:-count] or none, arrays[-count:]
         kalman = [True] * count if isinstance(rule.gain, SteadyKalman) else none
         jobs = list(zip(xs, map(kernel.flat, like), ms, vs, kalman, strict=True))
         self.totals = kernel.run(kernel.diagonal_step, jobs, rows)[:, 0].tolist()
-        for t, copy in back:
-            t.copy_(copy)
+        for t, copy, error in back:
+            rounded(t, copy, error)
         # Autograd must see that these have changed: it refuses a backward pass that needs the old.
         torch.autograd.graph.increment_version(self.tensors)
         self.versions = [v._version for v in self.vs]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch.base import Batch, Group, new_step, state_dtype
+from lossnav.optim.torch.base import Batch, Group, new_step, rounded, state_dtype, widened
 from lossnav.optim.torch.diagonal import (
     PIECE,
     advance,
@@ -26,7 +26,7 @@ from lossnav.optim.torch.diagonal import (
     numbers_traced,
 )
 from lossnav.optim.torch.navigator import Navigator
-from lossnav.optim.torch.shards import gathered, is_sharded, part, shared_out, whole
+from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, shared_out, whole
 from lossnav.rules.diagonal import BeliefRule, respelled
 from lossnav.rules.kronecker import (
     check_basis,
@@ -93,8 +93,8 @@ class KroneckerNavigator(Navigator):
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
-        maximize, differentiable, nonfinite, centred: As in `Navigator`. Autograd takes the basis as
-            constant.
+        maximize, differentiable, nonfinite, compensate, centred: As in `Navigator`. Autograd takes
+            the basis as constant.
         foreach: False takes one matrix after the other; None and True take stacks of equal shape.
         capturable: Only with ``matrix=False``: a factorization cannot be captured.
 
@@ -140,6 +140,7 @@ class KroneckerNavigator(Navigator):
         capturable: bool = False,
         differentiable: bool = False,
         nonfinite: Literal["skip", "raise", "ignore"] = "skip",
+        compensate: bool | None = None,
         centred: bool | None = None,
     ) -> None:
         settings = {
@@ -149,7 +150,7 @@ class KroneckerNavigator(Navigator):
             "saturation": saturation, "shared": shared, "horizon": horizon,
             "cooldown": cooldown, "wandering": wandering, "max_dim": max_dim, "matrix": matrix,
             "maximize": maximize, "foreach": foreach, "capturable": capturable,
-            "differentiable": differentiable, "nonfinite": nonfinite,
+            "differentiable": differentiable, "nonfinite": nonfinite, "compensate": compensate,
         }  # fmt: skip
         super(Navigator, self).__init__(params, settings)
 
@@ -260,8 +261,8 @@ class KroneckerNavigator(Navigator):
         if group["saturation"]:
             numbers_of(self._form(group), group, [1.0])  # records the peak of lr
         if group["weight_decay"]:
-            for theta, _, _ in stack:
-                _shift(theta, None, 1 - group["lr"] * group["weight_decay"])
+            for theta, _, state in stack:
+                _shift(theta, None, 1 - group["lr"] * group["weight_decay"], state.get(ROUNDING))
         # A gradient of zeros says nothing about a basis.
         stack = [one for one in stack if one.grad.is_meta or bool(one.grad.any())]
         if not stack:
@@ -291,8 +292,9 @@ class KroneckerNavigator(Navigator):
         memory = ([state[name] for state in states] for name in ("mean", "variance"))
         still = [n._replace(shrink=1.0) for n in ns]
         advance_lists(form, still, list(moves.unbind(0)), list(seen.unbind(0)), *memory)
-        for (theta, _, _), n, move in zip(stack, ns, rotate(moves, basis, back=True), strict=True):
-            _shift(theta, move, n.shrink)
+        back = rotate(moves, basis, back=True)
+        for (theta, _, state), n, move in zip(stack, ns, back, strict=True):
+            _shift(theta, move, n.shrink, state.get(ROUNDING))
 
     def _move_plainly(self, group: Group, one: MatrixStep) -> None:
         """The same for one matrix, by operations that autograd can follow."""
@@ -307,7 +309,7 @@ class KroneckerNavigator(Navigator):
         move, mean, variance = advance(form, still, torch.zeros_like(seen), seen, m, v)
         state["mean"].copy_(mean)
         state["variance"].copy_(variance)
-        _shift(theta, rotate(move, basis, back=True), n.shrink)
+        _shift(theta, rotate(move, basis, back=True), n.shrink, state.get(ROUNDING))
 
 
 def _size(theta: Tensor) -> tuple[int, int]:
@@ -423,20 +425,20 @@ def _refresh(states: list[State]) -> None:
         _set_basis(state, {axis: Q[i] for axis, Q in new.items()})
 
 
-def _shift(theta: Tensor, move: Tensor | None, shrink: Any) -> None:
+def _shift(theta: Tensor, move: Tensor | None, shrink: Any, error: Tensor | None) -> None:
     """Decay a parameter and then add a move, in place; rounded once if it has a low precision."""
     if is_sharded(theta):
         if move is not None:
             pair = (2,) if theta.is_complex() else ()
             move = part(move.reshape(*theta.shape, *pair), theta).to_local()
-        theta = theta.to_local()
+        theta, error = theta.to_local(), None if error is None else error.to_local()
     x = torch.view_as_real(theta) if theta.is_complex() else theta
-    if move is None:
+    if move is None and error is None:
         x.mul_(shrink)
         return
-    move = move.reshape(x.shape)
+    move = torch.zeros_like(x, dtype=state_dtype(x)) if move is None else move.reshape(x.shape)
     if x.dtype != move.dtype or isinstance(shrink, Tensor):
-        x.copy_(x.clone().to(move.dtype) * shrink + move)
+        rounded(x, widened(x.clone(), error, move.dtype) * shrink + move, error)
         return
     if shrink != 1:
         x.mul_(shrink)

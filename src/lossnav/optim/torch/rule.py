@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch.base import Batch, Group, NavigatorBase, state_dtype
+from lossnav.optim.torch.base import Batch, Group, NavigatorBase, rounded, state_dtype, widened
+from lossnav.optim.torch.shards import ROUNDING
 from lossnav.rules.base import Rule
 from lossnav.rules.family import BeliefFamily, decayed
 
@@ -24,6 +25,7 @@ def from_rule(
     maximize: bool = False,
     differentiable: bool = False,
     nonfinite: Literal["skip", "raise", "ignore"] = "skip",
+    compensate: bool | None = None,
 ) -> RuleOptimizer:
     """Run a `Rule` as a PyTorch optimizer.
 
@@ -43,6 +45,7 @@ def from_rule(
         differentiable: Whether autograd can differentiate through the step.
         nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
             `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it.
+        compensate: As in `Navigator`.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -68,7 +71,7 @@ def from_rule(
         )
     settings = {
         "weight_decay": weight_decay, "maximize": maximize, "differentiable": differentiable,
-        "nonfinite": nonfinite,
+        "nonfinite": nonfinite, "compensate": compensate,
     }  # fmt: skip
     return RuleOptimizer(params, rule, settings)
 
@@ -153,13 +156,14 @@ class RuleOptimizer(NavigatorBase):
         for theta, grad in zip(params, grads, strict=True):
             g = _given(-grad if group["maximize"] else grad)
             x = theta if group["differentiable"] else theta.detach()
-            x = _given(x)
-            move, new = rule.update(g, dict(self.state[theta]), x)
+            state = dict(self.state[theta])
+            x = _given(widened(x, state.pop(ROUNDING, None), state_dtype(x)))
+            move, new = rule.update(g, state, x)
             if decay:
                 move = move + decayed(x, group["lr"] * decay)
             found.append((move, new))
         for theta, (move, new) in zip(params, found, strict=True):
-            _apply(theta, move)
+            _apply(theta, move, self.state[theta].get(ROUNDING))
             _keep(self.state[theta], new, anew=group["differentiable"])
 
 
@@ -169,12 +173,12 @@ def _given(tensor: Tensor) -> Tensor:
     return tensor.to(state_dtype(tensor))
 
 
-def _apply(theta: Tensor, move: Tensor) -> None:
+def _apply(theta: Tensor, move: Tensor, error: Tensor | None) -> None:
     x = torch.view_as_real(theta) if theta.is_complex() else theta
-    if x.dtype == move.dtype:
+    if x.dtype == move.dtype and error is None:
         x.add_(move)
     else:  # one rounding, not two
-        x.copy_(x.to(move.dtype) + move)
+        rounded(x, widened(x, error, move.dtype) + move, error)
 
 
 def _keep(state: dict[str, Tensor], new: dict[str, Any], *, anew: bool) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ROUNDING = "compensation"
+"""The entry of the state that holds the rounding error of a low-precision parameter."""
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
@@ -155,7 +158,7 @@ def gathered(state: dict[str, Tensor], *, renew: bool) -> Iterator[dict[str, Ten
     The new basis is that of the first process: eigenvectors are so sensitive to rounding that
     processes on other hardware could end with rows of different bases.
     """
-    late = () if renew else ("row_covariance", "column_covariance")
+    late = (ROUNDING,) if renew else (ROUNDING, "row_covariance", "column_covariance")
     memory = {key: t if key in late else whole(t) for key, t in state.items()}
     yield memory
     for key, held in state.items():

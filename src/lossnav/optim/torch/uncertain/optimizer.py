@@ -109,7 +109,7 @@ class WeightUncertainty(NavigatorBase):
         reset: Redraw rows of a matrix whose mean :math:`v/v_0` has reached this value; None for
             none.
         weight_decay: Decoupled weight decay coefficient, as in `torch.optim.AdamW`.
-        maximize, capturable, nonfinite: As in `Navigator`.
+        maximize, capturable, nonfinite, compensate: As in `Navigator`.
         foreach: True and False take one tensor after the other by operations of PyTorch; None may
             use the fused step.
         fused: One pass over memory on a CPU, without inertia and noise, compiled by numba at the
@@ -171,6 +171,7 @@ class WeightUncertainty(NavigatorBase):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: Literal["skip", "raise", "ignore"] = "skip",
+        compensate: bool | None = None,
     ) -> None:
         settings = {
             "lr": lr, "k": k, "batch_size": batch_size, "curvature": curvature, "pull": pull,
@@ -179,6 +180,7 @@ class WeightUncertainty(NavigatorBase):
             "balance": balance, "inertia": inertia, "volatility": volatility, "noise": noise,
             "reset": reset, "weight_decay": weight_decay, "maximize": maximize,
             "foreach": foreach, "fused": fused, "capturable": capturable, "nonfinite": nonfinite,
+            "compensate": compensate,
         }  # fmt: skip
         super().__init__(params, settings)
         if self._partition is not None:

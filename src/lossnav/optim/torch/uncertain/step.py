@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lossnav.optim.torch.base import Batch, Group, traced
+from lossnav.optim.torch.base import Batch, Group, rounded, traced, widened
 from lossnav.optim.torch.diagonal import _real, kernels
 from lossnav.optim.torch.shards import splits, totals
 from lossnav.rules.uncertain import (
@@ -85,11 +85,11 @@ def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tenso
             step += 1 if ok is None else ok.to(step.device)
     for i, theta in enumerate(params):
         if columns[9][i].ndim and now.rule.reset is not None:
-            x, at = _real([theta])[0], theta.device
+            x, at, error = _real([theta])[0], theta.device, columns[-1][i]
             state = {name: t.to(at) for name, t in _state(columns, i).items()}
-            wide = x.to(state["curvature"].dtype)
+            wide = widened(x, error, state["curvature"].dtype)
             drawn, age = now.rule.redrawn(wide, state, torch.randn_like)
-            _store(x, drawn, ok)
+            rounded(x, drawn if ok is None else torch.where(ok.to(at), drawn, wide), error)
             _store(columns[9][i], age, ok)
 
 
@@ -106,9 +106,11 @@ def _move(
     if not (rule.averages or (rule.balance and squares is None)):
         del state["average"]
     q = q.to(H) if isinstance(q, Tensor) else q
-    wide = x.to(H.dtype)
+    error = columns[-1][i]
+    wide = widened(x, error, H.dtype)
     move, kept, sums = rule.move(g.to(H.dtype), state, wide, q, seen, torch.randn_like)
-    _store(x, wide + move, ok)
+    moved = wide + move
+    rounded(x, moved if ok is None else torch.where(ok.to(x.device), moved, wide), error)
     for name in ("curvature", "prior_mean", "average", "weight"):
         if name in kept:
             _store(held[name], kept[name], ok)
@@ -182,7 +184,7 @@ def _average_sums(
 def _state(columns: Columns, i: int) -> dict[str, Tensor]:
     """The state of one parameter by the rule's names, complex numbers as pairs of reals."""
     names = ("t", *COLUMNS[1:])
-    return dict(zip(names, _real([column[i] for column in columns]), strict=True))
+    return dict(zip(names, _real([column[i] for column in columns[:-1]]), strict=True))
 
 
 def _store(held: Tensor, new: Tensor, ok: Tensor | None) -> None:
