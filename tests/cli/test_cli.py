@@ -227,11 +227,56 @@ def test_rank_compares_the_usual_rules():
     lines = result.stdout.splitlines()
     assert lines[0] == "anisotropic: A long valley, curvature 1/9 against 1: paper Fig. 2c."
     assert lines[2].split()[:3] == ["rule", "J", "regret"]
-    names = [line.split()[0] for line in lines[3:10]]
-    assert names[0] == "ours"
+    assert lines[3].startswith("optimal path (bound)")
+    names = [line.split()[0] for line in lines[4:12]]
+    assert set(names[:2]) == {"navigate", "local"}
     assert sorted(names) == sorted(_cli_rank.DEFAULT.split(","))
-    assert lines[11] == "horizon 12, a step every 0.2"
-    assert lines[13].startswith("learning rates of sgd, adam, rmsprop: the best of 17 by J")
+    assert lines[13] == "horizon 12, a step every 0.2"
+    assert lines[15].startswith("learning rates of sgd, adam, rmsprop: the best of 17 by J")
+
+
+def test_rank_says_that_only_a_planner_crosses_the_barrier():
+    result = lossnav_command("rank", "double-well", "--rules", "navigate,ours,sgd=0.1", "--json")
+    rows = {row["name"]: row for row in json.loads(result.stdout)["rows"]}
+    found = json.loads(result.stdout)["optimal"]
+    deep, shallow = (problem("double-well").objective.loss(x) for x in ([1.0575, 0], [-0.9304, 0]))
+    assert rows["navigate"]["loss"] == pytest.approx(float(deep), abs=1e-4)
+    assert rows["local"]["loss"] == pytest.approx(float(shallow), abs=1e-4)
+    assert found["J"] < rows["navigate"]["J"] < min(rows["local"]["J"], rows["sgd 0.1"]["J"])
+    shown = lossnav_command("rank", "double-well", "--rules", "local,sgd=0.1", "--steps", "20")
+    assert "optimal path (bound)" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == _cli_rank.LOCAL
+    round_bowl = lossnav_command("rank", "quadratic", "--rules", "local", "--steps", "5")
+    assert _cli_rank.LOCAL not in round_bowl.stdout
+
+
+@pytest.mark.parametrize("name", ["muon", "soap", "navigator"])
+def test_rank_has_the_optimizers_for_matrices_and_navigator(name):
+    """Against PyTorch's own, on a matrix of one row."""
+    torch = pytest.importorskip("torch")
+    from lossnav.optim.torch import Navigator, from_rule
+
+    result = lossnav_command(
+        "rank", "anisotropic", "--rules", f"{name}=0.1", "--steps", "30", "--json"
+    )
+    J = json.loads(result.stdout)["rows"][0]["J"]
+    rules = {
+        "muon": lambda p: from_rule(p, lossnav.zoo.Muon(0.1, weight_decay=0, exact=True)),
+        "soap": lambda p: from_rule(p, lossnav.zoo.SOAP(0.1, weight_decay=0)),
+        "navigator": lambda p: Navigator(p, lr=0.1),
+    }
+
+    def by_torch(grad, theta):
+        row.grad = torch.tensor(grad)[None]
+        before = row.detach().clone()
+        optimizer.step()
+        return (row.detach() - before)[0].numpy()
+
+    found = problem("anisotropic")
+    row = torch.nn.Parameter(torch.tensor(found.theta0, dtype=torch.float64)[None])
+    optimizer = rules[name]([row])
+    expected = rank(by_torch, found.objective, found.theta0, 30, dt=0.1).best.J
+    assert pytest.approx(expected, rel=1e-6) == J
 
 
 def test_rank_finds_the_best_learning_rate_of_its_list():
@@ -260,7 +305,7 @@ def test_rank_as_json_is_what_the_library_says():
     assert (result.exit_code, result.stderr) == (0, "")
     objective = problem("rotation").objective
     rules = {
-        "ours": lossnav.learning_rule(objective, 0.05),
+        "local": lossnav.learning_rule(objective, 0.05),
         "adam 0.1": lossnav.zoo.Adam(0.1),
         "newton": lossnav.learning_rule(objective, math.inf),
     }
@@ -279,7 +324,7 @@ def test_rank_leaves_out_what_an_objective_has_no_rule_for(tmp_path):
     result = lossnav_command("rank", str(path), "--steps", "5")
     assert result.exit_code == 0
     left = [line.split(":")[0] for line in result.stderr.splitlines()]
-    assert left == [f"Left out {x}" for x in ("ours", "gradient-descent", "ballistic", "newton")]
+    assert left == [f"Left out {x}" for x in _cli_rank.DERIVED]
     asked = lossnav_command("rank", str(path), "--rules", "ours")
     assert (asked.exit_code, asked.stdout) == (2, "")
     assert asked.stderr.startswith("Error: A learning rule needs the discount exp(-gamma t)")
@@ -304,7 +349,7 @@ def test_rank_needs_neither_torch_nor_jax():
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
-    assert "ours" in run.stdout
+    assert "local" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -313,7 +358,7 @@ def test_rank_needs_neither_torch_nor_jax():
         (["quadratic", "--rules", "adma"], "Error: There is no rule named 'adma'. Did you mean 'adam'?\n"),
         (["quadratic", "--rules", "adam=x"], "Error: --rules has 'adam=x', where a number must follow =.\n"),
         (["quadratic", "--rules", "adam=-1"], "Error: The learning rate of adam is -1, but it must be greater than zero.\n"),
-        (["quadratic", "--rules", "ours=1"], "Error: --rules has 'ours=1', but ours has no learning rate to set.\n"),
+        (["quadratic", "--rules", "local=1"], "Error: --rules has 'local=1', but local has no learning rate to set.\n"),
         (["quadratic", "--dt", "0"], "Error: --dt is 0, but it must be greater than zero.\n"),
         (["quadratic", "--steps", "0"], "Error: steps is 0, but it must be a whole number, one or more.\n"),
         (["quadratic", "--seeds", "0"], "Error: --seeds is 0, but it must be one or more.\n"),

@@ -583,7 +583,8 @@ def test_kills_lose_nothing():
 
 def test_the_example_is_a_study(tmp_path):
     quick = read(ROOT / "examples" / "quick.toml")
-    assert len(quick.rules) == 3
+    assert "lossnav.Navigator" in {rule.kind for rule in quick.rules.values()}
+    assert len(quick.rules) == 4
     assert {rule.size for rule in quick.rules.values()} == {4}
-    assert len(plan.tuning(quick)) == 24
+    assert len(plan.tuning(quick)) == 32
     assert RunContext(".").callbacks == ()

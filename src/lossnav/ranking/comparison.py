@@ -78,14 +78,15 @@ def rank(
     Examples:
         >>> import lossnav as ln
         >>> objective = ln.Objective(ln.Quadratic([4.0, 1.0]), gamma=0.5)
-        >>> rules = {"ours": ln.learning_rule(objective, dt=0.1), "adam": ln.zoo.Adam(lr=0.1)}
+        >>> rules = {"local": ln.learning_rule(objective, dt=0.1), "adam": ln.zoo.Adam(lr=0.1)}
         >>> ranking = rank(rules, objective, [1.0, 1.0], steps=100)
-        >>> ranking.best.name, ranking.optimal.J < ranking["ours"].J < ranking["adam"].J
-        ('ours', True)
+        >>> ranking.best.name, ranking.optimal.J < ranking["local"].J < ranking["adam"].J
+        ('local', True)
         >>> print(ranking)  # doctest: +ELLIPSIS
-        rule        J   regret  final loss  kinetic  distance       rms
-        ours  1.27425  0.00108 ...
-        adam  1.63443    0.361 ...
+        rule                        J   regret  final loss  kinetic  distance       rms
+        optimal path (bound)  1.27317        0
+        local                 1.27425  0.00108 ...
+        adam                  1.63443    0.361 ...
         <BLANKLINE>
         horizon 10, a step every 0.1
         optimal path: J = 1.27317 (1.27425 in straight segments). Solved in closed form.
@@ -132,6 +133,64 @@ def rank(
 
 
 @dataclass(frozen=True)
+class AsRow(Rule):
+    """A rule for matrices, such as Muon, on a vector: theta is a matrix of one row.
+
+    Examples:
+        >>> from lossnav.rules import zoo
+        >>> rule = AsRow(0.1, zoo.Muon(0.1, momentum=0.0, weight_decay=0.0, exact=True))
+        >>> theta = np.zeros(2)
+        >>> step, _ = rule.update(np.array([3.0, 4.0]), rule.init(theta), theta)
+        >>> step.round(6)  # of length lr, down the gradient
+        array([-0.06, -0.08])
+    """
+
+    inner: Rule
+
+    def init(self, theta: Any) -> Any:
+        return self.inner.init(theta[None])
+
+    def update(self, grad: Any, state: Any, theta: Any) -> tuple[Any, Any]:
+        step, state = self.inner.update(grad[None], state, theta[None])
+        return step[0], state
+
+
+def planner(
+    objective: Objective, dt: float, theta0: ArrayLike
+) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    """A function ``(grad, theta) -> step`` that plans on the true loss, and follows the plan.
+
+    These are the steps of `lossnav.navigate` with ``model="loss"``: on the optimal path a new plan
+    is the rest of the old one, so it plans anew only where theta is off the plan.
+
+    Args:
+        objective: What the learner assumes.
+        dt: Time between steps, positive.
+        theta0: Start ``(D,)`` of the first plan.
+
+    Examples:
+        >>> from lossnav.problem.landscapes import DoubleWell
+        >>> step = planner(Objective(DoubleWell(), gamma=0.1), 0.5, [-0.6, 0.55])
+        >>> theta = np.array([-0.6, 0.55])
+        >>> for _ in range(20):
+        ...     theta = theta + step(np.zeros(2), theta)
+        >>> theta.round(2)  # over the barrier
+        array([1.06, 0.  ])
+    """
+    time = 0.0
+    plan = solve(objective, theta0)
+
+    def step(grad: FloatArray, theta: FloatArray) -> FloatArray:
+        nonlocal plan, time
+        if not np.allclose(plan.at(time), theta, rtol=0, atol=1e-9 * (1 + np.abs(theta).max())):
+            plan, time = solve(objective, theta), 0.0
+        time += dt
+        return plan.at(time) - theta
+
+    return step
+
+
+@dataclass(frozen=True)
 class _Entry:
     """A rule with its name and the time between its steps, None if it has none of its own."""
 
@@ -167,7 +226,7 @@ def _own_time(rule: Any) -> float | None:
 
     Newton's rule has an infinite dt, and the dt of a `BeliefFamily` (the zoo) is a learning rate.
     """
-    if not isinstance(rule, Rule) or isinstance(rule, BeliefFamily):
+    if not isinstance(rule, Rule) or isinstance(getattr(rule, "inner", rule), BeliefFamily):
         return None
     dt = rule.dt
     known = isinstance(dt, float | int | np.number) and math.isfinite(dt) and dt > 0

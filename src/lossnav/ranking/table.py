@@ -103,10 +103,10 @@ class Ranking:
     Examples:
         >>> import lossnav as ln
         >>> objective = ln.Objective(ln.Quadratic([4.0, 1.0]))
-        >>> rules = {"ours": ln.learning_rule(objective), "slow": lambda grad, theta: -0.01 * grad}
+        >>> rules = {"local": ln.learning_rule(objective), "slow": lambda grad, theta: -0.01 * grad}
         >>> ranking = ln.rank(rules, objective, [1.0, 1.0], steps=50)
         >>> ranking.best.name, ranking.optimal.J < ranking.best.J < ranking["slow"].J
-        ('ours', True)
+        ('local', True)
     """
 
     rows: tuple[Row, ...]
@@ -153,7 +153,17 @@ class Ranking:
             columns["rms"] = lambda row: _text(row.rms, 3)
         if any(row.status for row in self.rows):
             columns["note"] = lambda row: row.status
-        return list(columns), [[show(row) for show in columns.values()] for row in self.rows]
+        body = [[show(row) for show in columns.values()] for row in self.rows]
+        if self.optimal is not None:
+            body.insert(0, [self._bound().get(name, "") for name in columns])
+        return list(columns), body
+
+    def _bound(self) -> dict[str, str]:
+        """The row of the optimal path, which no rule can undercut."""
+        assert self.optimal is not None
+        best = self.optimal
+        name = "optimal path (bound)" if best.bound else "best path known"
+        return {"rule": name, "J": _text(best.J, 6), "regret": "0"}
 
     def caption(self) -> str:
         """What the table is about, in a few lines."""

@@ -168,7 +168,7 @@ class OfMetric(Source):
         if G is None:
             G = self._checked(self.metric(to_numpy(theta).ravel()))
         matrix = G.factors[0]
-        h = np.diagonal(matrix)
+        h = np.diagonal(matrix).copy()  # PyTorch wants arrays that can be written
         if (matrix != np.diag(h)).any():
             return G, {}
         return Diagonal(like(h.reshape(theta.shape), theta)), {}

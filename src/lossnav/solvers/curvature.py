@@ -297,7 +297,8 @@ class Lanczos(Curvature):
         beside: list[float] = []
         history: list[np.ndarray] = []
         error = math.inf
-        for _ in range(min(self.steps, math.prod(g.shape))):
+        size, unit = math.prod(g.shape), float(xp.finfo(g.dtype).eps)
+        for _ in range(min(self.steps, size)):
             v = self.product(basis[-1])
             diagonal.append(_dot(xp, v, basis[-1]))
             v, rest = _orthogonal(xp, v, basis)
@@ -310,8 +311,8 @@ class Lanczos(Curvature):
             history.append(vectors @ (fn(self._raised(values)) * vectors[0]))
             error = _change(history)
             scale = float(np.abs(values).max())
-            if rest <= 1e-14 * scale:  # the Krylov space is complete
-                error = float(np.finfo(np.float64).eps)
+            if rest <= 50 * unit * scale or len(basis) == size:  # the Krylov space is complete
+                error = unit
                 break
             if error < self.tol:
                 break

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from lossnav.optim.optax.create import create
+from lossnav.optim.optax.rule import joinable
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule
@@ -374,15 +375,24 @@ def sample_weights(key: Any, params: Any, state: RuleState) -> Any:
 def from_rule(
     rule: Rule, learning_rate: LearningRate = None, *, nonfinite: Nonfinite = "skip"
 ) -> Any:
-    """Any rule of `lossnav` as a transformation; each array of the tree is one theta of its own.
+    """Any rule of `lossnav` as a transformation of optax.
 
-    For different rules on different arrays, use `optax.multi_transform`.
+    An elementwise rule runs on each array of the tree. A rule with a Hessian, a metric or a drift
+    runs on all arrays as one vector. If the objective's loss has another number of coordinates, the
+    Hessian is that of the network's loss: call ``update(grads, state, params, value_fn=loss)``,
+    where ``loss`` maps parameters to a scalar. See `lossnav.optim.torch.from_rule` for the cost of
+    each form. For different rules on different arrays, use `optax.multi_transform`.
 
     Args:
-        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. It
-            is traced, so it must not depend on values (``negative="refuse"`` and Lanczos do).
+        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. Do
+            not compile an update that depends on values: ``negative="refuse"``, Lanczos, and drifts
+            other than `lossnav.Decay` do.
         learning_rate: In place of the rule's own ``dt``: a number or a schedule.
         nonfinite: As in `navigator`.
+
+    Raises:
+        ValueError: In ``init``, if the rule does not fit the parameters; the sentence names one
+            that does.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -393,13 +403,28 @@ def from_rule(
         >>> step, state = optimizer.update(jnp.array([4.0, 1.0]), optimizer.init(theta), theta)
         >>> print(np.asarray(step).round(4))  # exp(-sqrt(h) dt) - 1
         [-0.1813 -0.0952]
+
+        On a network, with the Hessian of its loss:
+
+        >>> import jax, lossnav as ln
+        >>> rule = ln.learning_rule(ln.Objective(ln.Quadratic([4.0, 1.0]), gamma=1.0), dt=0.5)
+        >>> optimizer = from_rule(rule)
+        >>> loss = lambda params: ((params["w"] @ jnp.eye(3) + params["b"] - 1) ** 2).mean()
+        >>> params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros((2, 1))}
+        >>> state = optimizer.init(params)
+        >>> for _ in range(30):
+        ...     grads = jax.grad(loss)(params)
+        ...     step, state = optimizer.update(grads, state, params, value_fn=loss)
+        ...     params = jax.tree.map(jnp.add, params, step)
+        >>> bool(loss(params) < 1e-4)
+        True
     """
     if not isinstance(rule, Rule):
         raise TypeError(
             f"from_rule takes a Rule, but a {type(rule).__name__} was given: make one with "
             "lossnav.learning_rule(objective), or call the setting of lossnav.rules.zoo."
         )
-    return transform(lambda leaves, _: [rule] * len(leaves), learning_rate, nonfinite=nonfinite)
+    return joinable(rule, learning_rate, nonfinite)
 
 
 def _same_for_all(

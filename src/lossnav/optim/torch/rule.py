@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -11,8 +13,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
+from lossnav.optim.network import Layout, layout, measured, with_zero_hessian
 from lossnav.optim.torch.base import Batch, Group, NavigatorBase, rounded, state_dtype, widened
-from lossnav.optim.torch.shards import ROUNDING
+from lossnav.optim.torch.shards import ROUNDING, is_sharded
 from lossnav.rules.base import Rule
 from lossnav.rules.family import BeliefFamily, decayed
 
@@ -34,6 +37,13 @@ def from_rule(
     parameters are passed to the rule in single precision, complex ones as pairs of reals. If the
     rule raises an error, no parameter of the group is changed.
 
+    **Curvature of a network.** A rule with ``"squares"`` as its curvature, or of the zoo, runs on
+    each parameter. A rule with a Hessian, a metric or a drift runs on all parameters of a group as
+    one vector. If the objective's loss has another number of coordinates, the Hessian is that of
+    the network's loss, and ``step`` needs a closure that returns the loss and does *not* call
+    ``backward``. ``"hutchinson"`` then takes one Hessian-vector product a step, ``"lanczos"`` up
+    to 60, and ``"exact"`` and ``"diagonal"`` one for each coordinate.
+
     Args:
         params: Parameters, named parameters, or parameter groups, which may have their own ``lr``
             and their own ``rule``.
@@ -46,6 +56,9 @@ def from_rule(
         nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
             `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it.
         compensate: As in `Navigator`.
+
+    Raises:
+        ValueError: The rule does not fit these parameters; the sentence names one that does.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -60,6 +73,17 @@ def from_rule(
         tensor([0.3679, 0.6065])
         >>> optimizer.param_groups[0]["lr"]
         0.5
+
+        On a network, with the Hessian of its loss:
+
+        >>> model = torch.nn.Linear(3, 1)
+        >>> objective = Objective(Quadratic([4.0, 1.0]), gamma=1.0)
+        >>> rule = learning_rule(objective, dt=0.5, curvature="lanczos")
+        >>> optimizer = from_rule(model.parameters(), rule)
+        >>> for _ in range(30):
+        ...     loss = optimizer.step(lambda: (model(torch.eye(3)) - 1).square().mean())
+        >>> bool(loss < 1e-4)
+        True
     """
     if isinstance(params, Rule):
         params, rule = cast(ParamsT, rule), params
@@ -81,6 +105,9 @@ class RuleOptimizer(NavigatorBase):
 
     rules: dict[str, Rule]
     """The rules by the name that groups have in place of them, as a checkpoint stores names."""
+
+    _slopes: tuple[list[Tensor], list[Tensor]] | None = None
+    """Parameters and their gradients with a graph, during a step that needs the Hessian."""
 
     def __init__(self, params: ParamsT, rule: Rule, settings: Group) -> None:
         self.rules = {}
@@ -112,6 +139,34 @@ class RuleOptimizer(NavigatorBase):
             param_group.setdefault("lr", own.dt)
             param_group["rule"] = self._named(own)
         super().add_param_group(param_group)
+        try:
+            self._refuse(self.param_groups[-1])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def _layout(self, group: Group) -> Layout:
+        shapes = [tuple(_real(theta).shape) for theta in group["params"]]
+        return layout(self.rules[group["rule"]], shapes)
+
+    def _refuse(self, group: Group) -> None:
+        """Refuse parameters that the rule of their group cannot run on."""
+        found = self._layout(group)
+        if found.products and group["differentiable"]:
+            raise ValueError(
+                "differentiable=True needs a step without Hessian-vector products of the "
+                'network\'s loss: use curvature="squares", or an objective of these coordinates.'
+            )
+        if found.joined and any(is_sharded(theta) for theta in group["params"]):
+            raise ValueError(
+                "A rule that couples coordinates needs whole parameters, but these are sharded: "
+                'use curvature="squares" without a metric or drift of the objective.'
+            )
+        if found.products and any(theta.is_complex() for theta in group["params"]):
+            raise ValueError(
+                "The Hessian is that of real parameters, but some are complex: use "
+                'curvature="squares", or torch.view_as_real.'
+            )
 
     def _check(self, group: Group) -> None:
         if group["rule"] not in self.rules:
@@ -138,7 +193,12 @@ class RuleOptimizer(NavigatorBase):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
-        state = self.rules[group["rule"]].init(_given(theta.detach()))
+        rule, x = self.rules[group["rule"]], _given(theta.detach())
+        found = self._layout(group)
+        if found.joined:  # entries of a vector can be split among the parameters
+            x = x.reshape(-1)
+            rule = with_zero_hessian(rule, x) if found.products else rule
+        state = rule.init(x)
         # A copy each: a rule may return the same zeros twice.
         return {key: torch.as_tensor(value).detach().clone() for key, value in state.items()}
 
@@ -152,6 +212,9 @@ class RuleOptimizer(NavigatorBase):
         decay = group["weight_decay"]
         if decay and isinstance(rule, BeliefFamily):  # which knows when its weights decay
             rule, decay = replace(rule, decay=rule.decay + decay), 0.0
+        if self._layout(group).joined:
+            self._update_joined(rule, group, params, grads)
+            return
         found = []
         for theta, grad in zip(params, grads, strict=True):
             g = _given(-grad if group["maximize"] else grad)
@@ -165,6 +228,115 @@ class RuleOptimizer(NavigatorBase):
         for theta, (move, new) in zip(params, found, strict=True):
             _apply(theta, move, self.state[theta].get(ROUNDING))
             _keep(self.state[theta], new, anew=group["differentiable"])
+
+    def _update_joined(
+        self, rule: Rule, group: Group, params: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """One step of all parameters as one theta."""
+        if len(params) < len(group["params"]):
+            missing = len(group["params"]) - len(params)
+            raise ValueError(
+                f"{missing} of the {len(group['params'])} parameters of the group have no "
+                "gradient, but the rule couples all of them: freeze those before making the "
+                "optimizer, or put them into a group of their own."
+            )
+        live = params if group["differentiable"] else [theta.detach() for theta in params]
+        states = [dict(self.state[theta]) for theta in params]
+        errors = [state.pop(ROUNDING, None) for state in states]
+        wide = [widened(*each, state_dtype(each[0])) for each in zip(live, errors, strict=True)]
+        x, g = _joined(wide), _joined(grads)
+        g = -g if group["maximize"] else g
+        if self._layout(group).products:
+            product = self._products(params, -1.0 if group["maximize"] else 1.0)
+            rule = measured(rule, product, lambda: torch.stack([product(e) for e in _unit(x)]))
+        whole = {
+            key: torch.cat([state[key] for state in states]) if value.ndim else value
+            for key, value in states[0].items()
+        }
+        move, new = rule.update(g, whole, x)
+        if group["weight_decay"]:
+            move = move + decayed(x, group["lr"] * group["weight_decay"])
+        sizes = [_real(theta).numel() for theta in params]
+        for theta, part, error in zip(params, move.split(sizes), errors, strict=True):
+            _apply(theta, part.reshape(_real(theta).shape), error)
+        parts = {
+            key: value.split(sizes) if getattr(value, "ndim", 0) else [value] * len(sizes)
+            for key, value in new.items()
+        }
+        for i, theta in enumerate(params):
+            own = {key: value[i] for key, value in parts.items()}
+            _keep(self.state[theta], own, anew=group["differentiable"])
+
+    def _products(self, params: list[Tensor], sign: float) -> Callable[[Tensor], Tensor]:
+        """v -> H v for the parameters of one group, from the closure of this step."""
+        if self._slopes is None:
+            raise ValueError(
+                "This rule needs Hessian-vector products of the network's loss: call "
+                "step(closure), where the closure returns the loss and does not call backward."
+            )
+        slope = dict(zip(map(id, self._slopes[0]), self._slopes[1], strict=True))
+        slopes = [slope[id(theta)] for theta in params]
+        bent = [i for i, each in enumerate(slopes) if each.requires_grad]
+
+        def product(v: Tensor) -> Tensor:
+            parts = v.split([theta.numel() for theta in params])
+            along = [
+                part.reshape(theta.shape).to(theta.dtype)
+                for part, theta in zip(parts, params, strict=True)
+            ]
+            if not bent:
+                return torch.zeros_like(v)
+            some = [slopes[i] for i in bent], params, [along[i] for i in bent]
+            rows = torch.autograd.grad(*some, retain_graph=True, materialize_grads=True)
+            return sign * _joined(list(rows)).to(v.dtype)
+
+        return product
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            closure: Recomputes the loss, which is returned. It calls ``backward``, as in PyTorch,
+                unless the rule needs the Hessian of the network's loss; then it must not.
+        """
+        if closure is None or not any(self._layout(group).products for group in self.param_groups):
+            return super().step(closure)
+        try:
+            return super().step(functools.partial(self._differentiated, closure))
+        finally:
+            self._slopes = None
+
+    def _differentiated(self, closure: Callable[[], Any]) -> Any:
+        """The loss of a closure, after its gradients have been taken with a graph."""
+        loss = closure()
+        params = [theta for group in self.param_groups for theta in group["params"]]
+        try:
+            grads = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+        except RuntimeError as error:
+            if "second time" not in str(error):
+                raise
+            raise ValueError(
+                "The closure called backward, which frees what the Hessian needs: let it only "
+                "compute and return the loss."
+            ) from None
+        self._slopes = params, list(grads)
+        for theta, grad in zip(params, grads, strict=True):
+            theta.grad = grad.detach().clone()
+        return loss.detach()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+
+def _unit(x: Tensor) -> Tensor:
+    """The unit vectors, as rows."""
+    return torch.eye(len(x), dtype=x.dtype, device=x.device)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """All entries, one tensor after the other, as a rule gets them."""
+    return torch.cat([_given(tensor).reshape(-1) for tensor in tensors])
 
 
 def _given(tensor: Tensor) -> Tensor:
