@@ -5,10 +5,10 @@ gradients has a variance in proportion to the curvature, or the same in all dire
 or a random rotation. The least expected loss is that of the Kalman filter with free motion (`LQGRule.least_loss`).
 
 Learning rates are tuned on seeds of their own, each schedule by itself; the first rule has nothing to tune, and the
-second is told kappa (the mean of curvature over that of noise). Runs are stacked as rows of one array, and mean values
+last is told kappa (the mean of curvature over that of noise). Runs are stacked as rows of one array, and mean values
 over a tensor are over all of them.
 
-    python benchmarks/noisy_quadratics.py [N ...]      (100 and 1000 by default)
+    python benchmarks/noisy_quadratics.py [axes] [N ...]      (100 and 1000 by default, axes and rotated)
 """
 
 import math
@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 import lossnav as ln
-from lossnav.rules.diagonal import BeliefRule
+from lossnav.rules.diagonal import BeliefRule, average_of, damping
 
 D, TUNING, SEEDS = 100, 32, 128
 H = np.logspace(-3, 0, D)
@@ -60,14 +60,19 @@ def scheduled(rule, schedule):
     return run
 
 
-def with_horizon(rate, N, kappa):
-    """Navigator(horizon=N) as it comes: damping by each coordinate, and a cooldown."""
-    return scheduled(
-        BeliefRule.practical(
-            1.0, betas=(0.9, 0.99), nesterov=True, saturation=2.0, shared=0.0, horizon=N
-        ),
-        constant,
-    )(rate, N, kappa)
+def as_it_comes(horizon=True, wandering=None, cooldown=0.2):
+    """Navigator with a horizon or a belief about wandering, all else at its defaults."""
+
+    def run(rate, N, kappa):
+        end = N if horizon else None
+        c, a = damping(None, None, end, wandering)
+        rule = BeliefRule.practical(
+            1.0, betas=(0.9, 0.99), nesterov=True, saturation=c, shared=a, horizon=end,
+            cooldown=cooldown, wandering=wandering, second=average_of(False, wandering),
+        )  # fmt: skip
+        return scheduled(rule, constant)(rate, N, kappa)
+
+    return run
 
 
 def early_late(rate, N, kappa):
@@ -102,7 +107,10 @@ RULES = {
     "AdamW, WSD (20 %)": scheduled(ADAM, wsd),
     "Navigator, linear decay": scheduled(SATURATED, linear),
     "Navigator, no saturation, linear": scheduled(NAVIGATOR, linear),
-    "Navigator(horizon)": with_horizon,
+    "Navigator(horizon)": as_it_comes(),
+    "Navigator(horizon, wandering=0.01)": as_it_comes(wandering=0.01),
+    "Navigator(horizon, wandering=0.01, cooldown=1)": as_it_comes(wandering=0.01, cooldown=1.0),
+    "Navigator(wandering=0)": as_it_comes(horizon=False, wandering=0.0),
     "Adam early, filter late": early_late,
 }
 
@@ -134,10 +142,10 @@ def tuned(make, N, V, turn):
     return *final_loss(make(best, N, kappa), N, V, turn, 1), best
 
 
-def main(lengths):
+def main(lengths, turns):
     rotation = np.linalg.qr(np.random.default_rng(5).normal(size=(D, D)))[0]
     objective, rows = ln.Objective(ln.Quadratic(np.diag(H))), {}
-    columns = [(N, V, turn) for N in lengths for V in NOISES for turn in ("axes", "rotated")]
+    columns = [(N, V, turn) for N in lengths for V in NOISES for turn in turns]
     for N, name, turned in columns:
         V, turn = NOISES[name], rotation if turned == "rotated" else None
         belief = ln.belief.Gaussian(V, 1.0)
@@ -169,4 +177,6 @@ def main(lengths):
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or [100, 1000])
+    axes = "axes" in sys.argv
+    asked = [int(word) for word in sys.argv[1:] if word != "axes"]
+    main(asked or [100, 1000], ["axes"] if axes else ["axes", "rotated"])

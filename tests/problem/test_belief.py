@@ -8,7 +8,7 @@ import lossnav as ln
 from lossnav.problem.belief import adaptive, weight_uncertainty
 
 
-@pytest.mark.parametrize("observation", ["moments", "gaussian"])
+@pytest.mark.parametrize("observation", ["moments", "squares", "gaussian"])
 def test_adaptive_running_cost_is_the_displayed_lagrangian(observation):
     rng = np.random.default_rng(0)
     n, eta, k, kappa = 3, 0.7, 1.3, 0.8
@@ -20,8 +20,9 @@ def test_adaptive_running_cost_is_the_displayed_lagrangian(observation):
     )  # fmt: skip
     theta, m, v = rng.normal(size=n), rng.normal(size=n), rng.uniform(0.5, 2, size=n)
     dtheta, dm, dv = rng.normal(size=(3, n))
-    if observation == "moments":
-        evidence = (g - m) ** 2 / (2 * s1**2) + (v - (g - m) ** 2) ** 2 / (2 * s2**2)
+    if observation != "gaussian":
+        seen = g if observation == "squares" else g - m
+        evidence = (g - m) ** 2 / (2 * s1**2) + (v - seen**2) ** 2 / (2 * s2**2)
     else:
         evidence = (g - m) ** 2 / (2 * v) + np.log(2 * np.pi * v) / 2
     prior = (dm + a1 * m) ** 2 / (2 * x1**2) + (dv + a2 * v) ** 2 / (2 * x2**2)
