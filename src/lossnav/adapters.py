@@ -217,7 +217,7 @@ def _torch_optimizer(make: Callable[..., Any], theta: FloatArray) -> tuple[Any, 
     except ImportError:
         raise ImportError(
             "A function of one argument makes a torch optimizer, which needs the package torch: "
-            "pip install lossnav[torch]"
+            "pip install 'lossnav[torch]'"
         ) from None
     base = torch.tensor(theta)
     params = [torch.nn.Parameter(x) for x in base]

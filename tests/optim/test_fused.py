@@ -3,13 +3,14 @@
 import copy
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lossnav.optim.torch import Ballistic, Navigator, WeightUncertainty
+from lossnav.optim.torch import Ballistic, KroneckerNavigator, Navigator, WeightUncertainty
 
 MAKERS = {
     "navigator": Navigator,
@@ -207,6 +208,61 @@ def test_lists_pass_over_memory_no_more_often_than_they_must(settings, most):
     assert found <= most - 1 + 0.1
     if "nesterov" in settings:
         assert found <= adam + 0.1
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations, and those that wait for a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.waits = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operations += 1
+        self.waits += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def calls(make, shapes=((30, 50),) * 50, dtype=torch.float32):
+    params = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    optimizer = make(params)
+    for _ in range(3):  # the first makes the state
+        for p in params:
+            p.grad = torch.randn_like(p)
+        with Calls() as seen:
+            optimizer.step()
+    return seen.operations, seen.waits
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 80),
+        ({"horizon": 100}, 80),
+        ({"saturation": 0.0, "nesterov": False}, 30),
+        ({"gamma": 1e-3, "weight_decay": 0.1}, 80),
+        ({"gain": "kalman"}, 90),
+    ],
+    ids=str,
+)
+def test_lists_of_fifty_tensors_take_few_calls(settings, most):
+    """Fewer than the AdamW of PyTorch, and one wait: for whether all gradients are finite.
+
+    The largest learning rate so far is read, too, but that is in the host's memory.
+    """
+    peaks = 1 if settings.get("saturation") != 0 else 0
+    peer = calls(lambda p: torch.optim.AdamW(p, foreach=True))[0]
+    found, waits = calls(lambda p: Navigator(p, foreach=True, **settings))
+    assert found <= most <= peer
+    assert waits == 1 + peaks
+    ignoring = calls(lambda p: Navigator(p, foreach=True, nonfinite="ignore", **settings))
+    assert ignoring[1] == peaks
+
+
+def test_other_steps_wait_as_rarely():
+    assert calls(lambda p: Ballistic(p, foreach=True))[1] == 1
+    for make in (partial(Navigator, fused=True), partial(KroneckerNavigator, matrix=False)):
+        assert calls(make)[1] == 2
 
 
 def test_uncertain_weights_read_each_of_their_numbers_once():

@@ -16,7 +16,9 @@ import jax.numpy as jnp  # noqa: E402
 from lossnav.optim.optax import (  # noqa: E402
     ballistic,
     from_rule,
+    kronecker_navigator,
     navigator,
+    weight_uncertainty,
 )
 from lossnav.rules import zoo  # noqa: E402
 from optax_runs import FIXED, GRADS, SETTINGS, SHAPES, START, STEPS, cast, draw, gap, run  # noqa: E402
@@ -242,7 +244,8 @@ def test_parameters_are_asked_for_only_when_needed():
 def test_arguments_meant_for_others_are_accepted():
     """A loop that passes the loss for a line search or a plateau works with ours, too."""
     params, grads = {"b": jnp.ones(2)}, {"b": jnp.array([0.5, -1.0])}
-    for optimizer in (navigator(0.01), ballistic(), from_rule(zoo.Adam())):
+    others = kronecker_navigator(0.01), weight_uncertainty(0.01, batch_size=4)
+    for optimizer in (navigator(0.01), ballistic(), from_rule(zoo.Adam()), *others):
         state = optimizer.init(params)
         plain, _ = optimizer.update(grads, state, params)
         got, _ = optimizer.update(grads, state, params, value=1.0)

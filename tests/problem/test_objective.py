@@ -190,7 +190,7 @@ def test_missing_extras_are_named(monkeypatch):
     for wrap, module in ((ln.TorchLoss, "torch"), (ln.JaxLoss, "jax")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(
-            ImportError, match=rf"needs the package {module}: pip install lossnav\["
+            ImportError, match=rf"needs the package {module}: pip install 'lossnav\["
         ):
             wrap(lambda x: x.sum())([1.0])
 

@@ -186,7 +186,7 @@ def plotly() -> bytes:
     """plotly.js from the plotly package, which is not imported."""
     found = find_spec("plotly")
     if found is None or found.origin is None:
-        raise ImportError("The explorer needs the package plotly: pip install lossnav[explore]")
+        raise ImportError("The explorer needs the package plotly: pip install 'lossnav[explore]'")
     return (Path(found.origin).parent / "package_data" / PLOTLY).read_bytes()
 
 

@@ -30,7 +30,7 @@ class _AutodiffLoss(Loss):
         except ImportError:
             raise ImportError(
                 f"{type(self).__name__} needs the package {self._extra}: "
-                f"pip install lossnav[{self._extra}]"
+                f"pip install 'lossnav[{self._extra}]'"
             ) from None
         points = checks.points(theta, self.dim)
         flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))

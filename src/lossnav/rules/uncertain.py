@@ -344,7 +344,8 @@ class UncertainWeightsRule(Rule):
                 value = getattr(self, name)
                 if value is not None and known(value):  # a traced array passes
                     check(name, value)
-        if self.reset is not None and not 0 < checks.number("reset", self.reset) <= 1:
+        bounded = self.reset is not None and known(self.reset)
+        if bounded and not 0 < checks.number("reset", self.reset) <= 1:
             raise ValueError(
                 f"reset is {self.reset:.6g}, but it is a share of the prior variance: use a number "
                 "from 0 to 1, such as 0.99, or None."
@@ -439,17 +440,17 @@ class UncertainWeightsRule(Rule):
             m = average + self.gain(xp.astype(state["t"], x.dtype), q) * (g - average)
         force = m + self.pull / (K * v0) * (x - mean)
         length = self.dt * K
-        if self.inertia:
+        if present(self.inertia):
             bend = c * H / s
             f = slowed(self.inertia * bend)
             length = length * f
         room = 1 / xp.sqrt(s)
         move = xp.minimum(xp.maximum(-length * (force / s), -room), room)
-        if self.inertia and self.volatility:
+        if present(self.inertia) and present(self.volatility):
             # mu'^2/v over the step is -move * force * f: a moving mean ages its curvature.
             push = -move * force * K * f * self.inertia / (1 + 3 * self.inertia * bend * f)
             H = H / (1 + self.volatility * push)
-        if self.noise:
+        if present(self.noise):
             move = move + self.noise * xp.sqrt(2 * length / K / s) * _drawn(draw, x)
         if present(self.weight_decay):
             move = move + decayed(x, self.dt * self.weight_decay)

@@ -206,7 +206,7 @@ def _torch_sum(plan: Discrete) -> Callable[[FloatArray], tuple[float, FloatArray
         import torch
     except ImportError:
         raise ImportError(
-            'backend="torch" needs the package torch: pip install lossnav[torch]'
+            "backend=\"torch\" needs the package torch: pip install 'lossnav[torch]'"
         ) from None
     objective = plan.objective.steady('backend="torch"')
     weight = torch.from_numpy(plan.weight)

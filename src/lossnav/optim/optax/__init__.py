@@ -7,23 +7,26 @@ arguments mean; ``lr`` is ``learning_rate`` here and ``betas`` are ``b1, b2``, a
 No formula is repeated: each function sets up a rule of `lossnav.rules` and runs it on every leaf.
 The state is a named tuple of ``count`` (steps taken), ``skipped`` (steps left out because a
 gradient was not finite) and ``memory`` (trees like the parameters', by name). Numbers may be
-injected by `optax.inject_hyperparams`. State is kept in float32 at least; a complex leaf is a pair
-of real ones (conjugate its gradient first, as for all of optax).
+injected by `optax.inject_hyperparams`. State is kept in float32 at least (`compensated` keeps the
+small steps of bfloat16 parameters, too); a complex leaf is a pair of real ones (conjugate its
+gradient first, as for all of optax).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from lossnav.optim.optax.compensation import compensated
 from lossnav.optim.optax.create import create
 from lossnav.optim.optax.rule import joinable
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
-from lossnav.rules.base import Rule
+from lossnav.rules.base import Rule, State
 from lossnav.rules.diagonal import (
     BeliefRule,
     average_of,
@@ -37,6 +40,7 @@ from lossnav.rules.uncertain import UncertainWeightsRule, variance
 
 __all__ = [
     "ballistic",
+    "compensated",
     "create",
     "from_rule",
     "kronecker_navigator",
@@ -209,7 +213,8 @@ def kronecker_navigator(
         >>> sorted(state.memory), state.memory["Q0"]["b"]  # only the matrix has a basis
         (['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'], None)
     """
-    check_basis(refresh, max_dim, matrix)
+    whole = [1 if isinstance(n, jax.Array) else n for n in (refresh, max_dim)]  # injected: traced
+    check_basis(whole[0], whole[1], matrix)
     check_horizon(horizon)
     centered = respelled(centered, centred)
     numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
@@ -223,20 +228,23 @@ def kronecker_navigator(
     turned = replace(inner, horizon=later)
     rule = RotatedRule(dt=1.0, inner=turned, basis_beta=plain(basis_beta), refresh=refresh)
 
-    def assign(leaves: list[Any], _: Any) -> list[Rule]:
+    def assign(leaves: list[Any], _: Any, held: list[State] | None) -> list[Rule]:
         sizes = [
             (1, 0) if leaf is None else matrix_size(jnp.shape(leaf), pairs=jnp.iscomplexobj(leaf))
             for leaf in leaves
         ]
-        chosen = [
-            sides(*size, matrix=matrix, max_dim=max_dim, basis_beta=basis_beta) for size in sizes
-        ]
-        costs = [
+        if held is None:
+            auto = partial(sides, matrix=matrix, max_dim=max_dim, basis_beta=basis_beta)
+            chosen = [auto(*size) for size in sizes]
+        else:  # settings may be traced now, but the state shows which sides they chose
+            chosen = [tuple(i for i in (0, 1) if f"C{i}" in memory) for memory in held]
+        costs = tuple(
             float(sum(size[i] ** 3 for i in own)) for size, own in zip(sizes, chosen, strict=True)
-        ]
+        )
+        turns = phases(costs, refresh) if isinstance(refresh, int) else _phases(costs, refresh)
         return [
             replace(rule, sides=own, phase=phase) if own else inner
-            for own, phase in zip(chosen, phases(tuple(costs), refresh), strict=True)
+            for own, phase in zip(chosen, turns, strict=True)
         ]
 
     return transform(
@@ -246,6 +254,7 @@ def kronecker_navigator(
         mask=mask,
         nonfinite=nonfinite,
         needs_params=False,
+        always=() if matrix is False else ("step", "C0", "C1", "Q0", "Q1"),
     )
 
 
@@ -332,7 +341,7 @@ def weight_uncertainty(
         balance=bool(balance),
         reset=reset,
     )
-    return uncertain(learning_rate, rule, seed=int(seed), nonfinite=nonfinite)
+    return uncertain(learning_rate, rule, seed=seed, nonfinite=nonfinite)
 
 
 def weight_variance(state: RuleState) -> Any:
@@ -427,11 +436,21 @@ def from_rule(
     return joinable(rule, learning_rate, nonfinite)
 
 
+def _phases(costs: tuple[float, ...], refresh: Any) -> list[Any]:
+    """`phases` for a ``refresh`` that is traced: of all slots, those from it on are full."""
+    work = jnp.where(jnp.arange(max(len(costs), 1)) < refresh, 0.0, jnp.inf)
+    chosen: list[Any] = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        chosen[i] = jnp.argmin(work)
+        work = work.at[chosen[i]].add(costs[i])
+    return chosen
+
+
 def _same_for_all(
     rule: Rule, learning_rate: LearningRate, weight_decay: Any, mask: Any, nonfinite: Nonfinite
 ) -> Any:
     return transform(
-        lambda leaves, _: [rule] * len(leaves),
+        lambda leaves, *_: [rule] * len(leaves),
         learning_rate,
         weight_decay=weight_decay,
         mask=mask,

@@ -121,7 +121,7 @@ def _made(
     rule = member(**settings)
     other = zoo.AdamW(weight_decay=rule.decay) if name == "muon" else rule
 
-    def assign(leaves: list[Any], paths: list[tuple[str, ...]]) -> list[Rule]:
+    def assign(leaves: list[Any], paths: list[tuple[str, ...]], _: Any) -> list[Rule]:
         return [
             replace(
                 rule if kinds.get("/".join(path)) == "matrices" else other,

@@ -49,24 +49,27 @@ class RuleState(NamedTuple):
 
 
 def transform(
-    assign: Callable[[list[Any], list[Path]], list[Rule]],
+    assign: Callable[[list[Any], list[Path], list[State] | None], list[Rule]],
     learning_rate: LearningRate = None,
     *,
     weight_decay: Any = 0.0,
     mask: Any = None,
     nonfinite: str = "skip",
     needs_params: bool = True,
+    always: tuple[str, ...] = (),
     extras: Callable[..., list[dict[str, Any]]] | None = None,
 ) -> Any:
     """Run a rule on each leaf, with ``learning_rate`` as its dt.
 
     Args:
-        assign: Returns the rule of each leaf, by shapes, types and paths; a leaf may be None.
+        assign: Returns the rule of each leaf, by shapes, types and paths, and by the state that it
+            has, which is None at first; a leaf may be None.
         learning_rate: In place of the rules' own ``dt``; None keeps it.
         weight_decay: Decoupled weight decay coefficient, besides what a rule does.
         mask: Which leaves decay; see `lossnav.optim.optax.navigator`.
         nonfinite: See `lossnav.optim.optax.navigator`.
         needs_params: Whether a rule depends on the parameters.
+        always: Names that the state has even if no leaf needs them.
         extras: Called with the tree's structure, the gradients, the state of each leaf, the step
             count, and the extra arguments of ``update``; returns those of each leaf's rule. Without
             it, extra arguments are accepted and not used, as in optax.
@@ -78,24 +81,38 @@ def transform(
         weight_decay = checks.non_negative("weight_decay", weight_decay)
     decays = not (isinstance(weight_decay, numbers.Real) and weight_decay == 0)
 
+    def example(shape: tuple[int, ...]) -> State:
+        """What the state of a leaf of this shape is made of."""
+        leaf = jnp.zeros(shape, jnp.float32)
+        rule = assign([leaf], [()], None)[0]  # not traced, since it may look at settings
+        found: State = jax.eval_shape(lambda x: _begun(rule, x), leaf)
+        return found
+
     def init(params: Tree) -> RuleState:
         leaves, tree = flat(params)
         begun = [
             None if leaf is None else _begun(rule, _wide(leaf))
-            for rule, leaf in zip(assign(leaves, paths_of(params)), leaves, strict=True)
+            for rule, leaf in zip(assign(leaves, paths_of(params), None), leaves, strict=True)
         ]
-        if not leaves:  # optax asks with such a tree what the state is made of
-            example = jax.ShapeDtypeStruct((1, 1), jnp.float32)
-            begun = [jax.eval_shape(lambda x: _begun(assign([x], [()])[0], x), example)]
         zero = jnp.zeros((), jnp.int32)
+        if not leaves:  # optax asks with such a tree which parts of the state are like parameters
+            alike = [name for name, part in example((2, 3)).items() if part.shape == (2, 3)]
+            all_of_it = example((2, 2))
+            begun = [all_of_it]
+            names = dict.fromkeys((*all_of_it, *always))
+            held = {name: tree.unflatten([]) if name in alike else zero for name in names}
+        else:
+            held = _by_name(begun, tree, always)
         peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
         one = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
-        return RuleState(zero, zero, _by_name(begun, tree) | one)
+        return RuleState(zero, zero, held | one)
 
     def update(
         updates: Tree, state: RuleState, params: Tree = None, **given: Any
     ) -> tuple[Tree, RuleState]:
         grads, tree = flat(updates)
+        if not grads:
+            return updates, state
         if params is None and (needs_params or decays):
             raise ValueError(
                 "This update depends on the parameters: call update(grads, state, params)."
@@ -114,7 +131,7 @@ def transform(
         more = (
             [{}] * len(grads) if extras is None else extras(tree, grads, held, state.count, **given)
         )
-        columns = assign(thetas, paths_of(updates)), grads, held, thetas, more, decaying
+        columns = assign(thetas, paths_of(updates), held), grads, held, thetas, more, decaying
         for rule, grad, old, theta, extra, shrinks in zip(*columns, strict=True):
             if grad is None:
                 moves.append(None)
@@ -141,7 +158,8 @@ def transform(
         if ok is not None:
             count = jnp.where(ok, count, state.count)
             skipped = jnp.where(ok, skipped, optax.safe_increment(skipped))
-        return tree.unflatten(moves), RuleState(count, skipped, _by_name(kept, tree) | highest)
+        memory = _by_name(kept, tree, always) | highest
+        return tree.unflatten(moves), RuleState(count, skipped, memory)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -224,11 +242,11 @@ def _begun(rule: Rule, x: Array) -> State:
     return {name: jnp.asarray(value) for name, value in begun.items() if name not in shared}
 
 
-def _by_name(memories: list[State | None], tree: Any) -> dict[str, Tree]:
+def _by_name(memories: list[State | None], tree: Any, always: tuple[str, ...]) -> dict[str, Tree]:
     """The states of all leaves as one tree for each name."""
-    names = dict.fromkeys(name for memory in memories for name in memory or {} if name != PEAK)
-    each = memories if tree.num_leaves else []
-    return {name: tree.unflatten([(memory or {}).get(name) for memory in each]) for name in names}
+    found = (name for memory in memories for name in memory or {} if name != PEAK)
+    names = dict.fromkeys((*found, *always))
+    return {name: tree.unflatten([(m or {}).get(name) for m in memories]) for name in names}
 
 
 def by_leaf(memory: dict[str, Tree], tree: Any) -> list[State]:

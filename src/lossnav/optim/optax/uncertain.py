@@ -20,7 +20,7 @@ from lossnav.rules.uncertain import (
 
 
 def uncertain(
-    learning_rate: LearningRate, rule: UncertainWeightsRule, *, seed: int, nonfinite: str
+    learning_rate: LearningRate, rule: UncertainWeightsRule, *, seed: Any, nonfinite: str
 ) -> Any:
     """The transformation; see `lossnav.optim.optax.weight_uncertainty`."""
 
@@ -60,7 +60,7 @@ def uncertain(
         ]
 
     inner = transform(
-        lambda leaves, _: [rule] * len(leaves), learning_rate, nonfinite=nonfinite, extras=extras
+        lambda leaves, *_: [rule] * len(leaves), learning_rate, nonfinite=nonfinite, extras=extras
     )
 
     def init(params: Tree) -> RuleState:
@@ -68,7 +68,7 @@ def uncertain(
         doubt = rule.doubt(rule.batch_size, sum(map(jnp.size, jax.tree.leaves(params))))
         if doubt:
             warnings.warn(doubt, stacklevel=2)
-        if rule.prior_variance is not None:
+        if rule.prior_variance is not None or not jax.tree.leaves(params):
             return state
         memory = state.memory | {"prior_variance": _prior_variances(params)}
         return state._replace(memory=memory)

@@ -379,21 +379,28 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
 def finite_here(grads: list[Tensor]) -> bool:
     """Whether all entries on this process are finite.
 
-    A finite sum settles it in one pass; if it overflows, the entries are checked one by one. Meta
-    tensors have no entries.
+    A finite norm or sum settles it in one pass; if it overflows, the entries are checked one by
+    one. Meta tensors have no entries. There is one wait for each device and dtype.
     """
     grads = [grad for grad in grads if not grad.is_meta]
     parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in local(grads)]
-    # A sum in half precision would overflow all the time.
-    sums = [g.sum() if g.dtype in _WIDE else g.sum(dtype=torch.float32) for g in parts]
-    total = math.fsum(t.item() for t in sums if t.device.type == "cpu")
-    rest = [t for t in sums if t.device.type != "cpu"]
-    if rest:  # one wait for the device, not one for each tensor
-        total += torch.stack([t.to(rest[0].device) for t in rest]).sum().item()
+    kinds: dict[Any, list[Tensor]] = {}
+    for part in parts:
+        kinds.setdefault((part.device, part.dtype), []).append(part)
+    total = 0.0
+    for (device, dtype), some in kinds.items():
+        # In half precision it would overflow all the time.
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        large = [g for g in some if device.type == "cpu" and g.numel() >= _LARGE]
+        found = [g.sum(dtype=wide) for g in large]
+        rest = [g for g in some if device.type != "cpu" or g.numel() < _LARGE]
+        found += torch._foreach_norm(rest, 2, dtype=wide) if rest else []
+        total += torch.stack(found).sum().item()
     return math.isfinite(total) or all(bool(torch.isfinite(g).all()) for g in parts)
 
 
-_WIDE = {torch.float32, torch.float64}
+_LARGE = 1 << 16
+"""From this length on, a sum on a CPU is worth a call of its own: it uses all threads."""
 
 
 def _finite_traced(grads: list[Tensor]) -> Tensor:

@@ -106,7 +106,7 @@ class DiagonalOptimizer(NavigatorBase):
         if way == "torch":
             fused_adamw(group, params, grads, memory, steps)
             return
-        ns = numbers_of(rule, group, [step.item() for step in steps])
+        ns = numbers_of(rule, group, torch.stack(steps).tolist())
         columns = [_real(local(column)) for column in (params, grads, *memory)]
         errors = local(errors)
         flat = self._flattened(group, columns) if way == "kernel" else None
@@ -495,10 +495,8 @@ class ListNamespace:
 
     @staticmethod
     def mean(x: TensorList) -> Any:
-        means = [t.mean() for t in x.tensors]
-        if means[0].device.type == "cpu":
-            return np.array([mean.item() for mean in means])
-        return torch.stack(means)
+        means = torch.stack([t.mean() for t in x.tensors])
+        return np.array(means.tolist()) if means.device.type == "cpu" else means
 
     @staticmethod
     def lerp(a: TensorList, b: TensorList, weight: Any) -> TensorList:
@@ -517,9 +515,11 @@ class ListNamespace:
     def add_scaled(a: TensorList, b: TensorList, scale: Any) -> TensorList:
         if isinstance(scale, Tensor):
             return a + b * scale
-        scales = [scale] * len(a.tensors) if known(scale) else scale.tolist()
-        for x, y, alpha in zip(a.tensors, b.tensors, scales, strict=True):
-            x.add_(y, alpha=alpha)
+        if known(scale):
+            torch._foreach_add_(a.tensors, b.tensors, alpha=scale)
+        else:  # times one, as only products take a scale for each
+            one = [torch.ones((), dtype=a.tensors[0].dtype)] * len(a.tensors)
+            torch._foreach_addcmul_(a.tensors, b.tensors, one, scale.tolist())
         return a
 
     @staticmethod

@@ -183,7 +183,8 @@ def _digits() -> ImageData:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "The digits come with scikit-learn, which is not installed: pip install lossnav[study]."
+            "The digits come with scikit-learn, which is not installed: pip install "
+            "'lossnav[study]'."
         ) from None
     pixels, classes = load_digits(return_X_y=True)
     x, y = pixels.reshape(-1, 8, 8).astype(np.uint8), classes.astype(np.uint8)

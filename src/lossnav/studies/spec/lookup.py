@@ -37,7 +37,7 @@ def _imported(module: str, kind: str) -> Any:
         return _attribute(_imported(parent, kind), last, parent)
     if module in _EXTRAS:
         raise ValueError(
-            f"{kind!r} needs the package {module}: pip install lossnav[{_EXTRAS[module]}]."
+            f"{kind!r} needs the package {module}: pip install 'lossnav[{_EXTRAS[module]}]'."
         )
     raise ValueError(
         f"There is no module {module!r} for {kind!r}: install it, or put it beside the study file "
