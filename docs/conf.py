@@ -2,12 +2,18 @@
 
 import importlib
 import inspect
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import latex2mathml.converter
 from docutils.nodes import SkipNode
 
 import lossnav
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import notebooks
 
 project = "lossnav"
 author = "The lossnav developers"
@@ -17,6 +23,7 @@ version = release = lossnav.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_math_renderer = "mathml"  # browsers draw it themselves: no script, no network
 exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "markdown"}
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["formulas.css"]
@@ -69,6 +76,12 @@ def fill_api_page(app: Any, docname: str, source: list[str]) -> None:
         source[0] += api_reference()
 
 
+def notebook_page(app: Any, docname: str, source: list[str]) -> None:
+    """A stored notebook as a page; its output is shown as it is in the file."""
+    if docname.startswith("notebooks/") and source[0].lstrip().startswith("{"):
+        source[0] = notebooks.markdown(json.loads(source[0]), docname.removeprefix("notebooks/"))
+
+
 def inline_formula(writer: Any, node: Any) -> None:
     writer.body.append(latex2mathml.converter.convert(node.astext()))
     raise SkipNode
@@ -85,4 +98,5 @@ def displayed_formula(writer: Any, node: Any) -> None:
 
 def setup(app: Any) -> None:
     app.connect("source-read", fill_api_page)
+    app.connect("source-read", notebook_page)
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))

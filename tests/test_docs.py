@@ -1,6 +1,7 @@
 """The examples in the README and the documentation run and print what they say."""
 
 import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def test_every_file_that_the_readme_names_is_there():
     targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(targets) > 10
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_api_page_has_every_public_name(monkeypatch):
+    pytest.importorskip("latex2mathml")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = importlib.import_module("conf").api_reference()
+    documented = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", page, re.MULTILINE))
+    modules = set(lossnav._SUBMODULES)
+    known = {name.rpartition(".")[2] for name in documented}
+    assert {name for name in lossnav.__all__ if name not in known | modules} <= {"__version__"}
+
+
+def test_the_front_page_has_at_most_six_entries():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    entries = re.search(r"\{toctree\}\n.*?\n\n(.*?)```", text, re.DOTALL)[1].split()
+    assert 1 <= len(entries) <= 6
 
 
 def test_versions_agree():
