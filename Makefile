@@ -24,7 +24,7 @@ check: lint  ## Check format, lint and types, and run the fast tests: two minute
 	$(PYTEST) -m "not slow" tests
 
 test: $(VENV)/.checks $(VENV)/.chromium  ## Check everything: lint, types, docs, all tests
-	$(MAKE) docs & docs=$$!; $(MAKE) lint && wait $$docs
+	$(MAKE) docs & docs=$$!; $(MAKE) lint; lint=$$?; wait $$docs && exit $$lint
 	$(BIN)/python tools/portable.py --quick
 	$(PYTEST) --durations=10
 

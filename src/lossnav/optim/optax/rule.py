@@ -19,7 +19,9 @@ def joinable(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
     """A transformation that runs ``rule`` as `lossnav.optim.network.layout` says."""
 
     def alone(rule: Rule) -> Any:
-        return transform(lambda leaves, *_: [rule] * len(leaves), learning_rate, nonfinite=nonfinite)
+        return transform(
+            lambda leaves, *_: [rule] * len(leaves), learning_rate, nonfinite=nonfinite
+        )
 
     each = alone(rule)
 
