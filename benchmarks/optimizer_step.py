@@ -4,7 +4,7 @@ Each ratio is of minima over many steps, taken in turn in one process with two t
 busy machine disturbs both alike. Our steps include the search for NaN and infinity, which PyTorch's
 do not make. Rows in parentheses have no bound: they show what more settings cost.
 
-    python benchmarks/optimizer_step.py [row ...]      rows: fused foreach settings memory start kronecker dtensor
+    python benchmarks/optimizer_step.py [row ...]      rows: fused foreach settings memory start kronecker matrices dtensor
 """
 
 import os
@@ -205,6 +205,84 @@ def against_soap(title, make, cycles):
 
 
 ROWS["kronecker"] = kronecker
+
+
+def matrices():
+    """Rules for matrices on transformers of 0.2 and of one million parameters, and the training step around them.
+
+    Each time is the mean over a cycle of a refresh, the least of several; all rules take turns. The step of training is without its optimizer.
+    """
+    sizes = {
+        "0.2 million": {"layers": 4, "width": 64, "heads": 4, "context": 48, "batch": 8},
+        "a million": {"layers": 5, "width": 128, "heads": 4, "context": 64, "batch": 12},
+    }
+    for title, size in sizes.items():
+        times = timed_matrices(**size)
+        alone = times.pop("training without optimizer")
+        print(f"transformer of {title}: {1e3 * alone:.2f} ms of training without optimizer")
+        muon = times["Muon"]
+        for name, taken in times.items():
+            whole = (alone + taken) / (alone + muon)
+            note = f"{taken / muon:.2f} of Muon; training with it {whole:.2f} of that with Muon"
+            print(f"  {name:<42}{1e3 * taken:>8.2f} ms  {note}", flush=True)
+
+
+def timed_matrices(layers, width, heads, context, batch, cycles=4):
+    from lossnav.optim.torch import KroneckerNavigator, from_rule
+    from lossnav.rules import zoo
+    from lossnav.studies.tasks.text import Transformer
+
+    def model():
+        torch.manual_seed(0)
+        return Transformer(65, layers=layers, width=width, heads=heads, context=context)
+
+    def parted(net):
+        outside = ("letter", "place", "head")
+        split = [], []
+        for name, p in net.named_parameters():
+            split[p.ndim < 2 or name.startswith(outside)].append(p)
+        return split
+
+    def muon(net, **settings):
+        inner, others = parted(net)
+        rule = zoo.Muon(0.0, weight_decay=0.0, half=False, **settings)
+        return [from_rule(inner, rule), torch.optim.AdamW(others, 0.0)]
+
+    nets = {name: model() for name in ("Muon", "Muon, three iterations", "KroneckerNavigator",
+                                       "KroneckerNavigator, short sides", "Navigator", "AdamW")}  # fmt: skip
+    made = {
+        "Muon": muon(nets["Muon"]),
+        "Muon, three iterations": muon(nets["Muon, three iterations"], steps=3),
+    }
+    for name, make in (
+        ("KroneckerNavigator", KroneckerNavigator),
+        ("KroneckerNavigator, short sides", lambda p, lr: KroneckerNavigator(p, lr, max_dim=width)),
+        ("Navigator", Navigator),
+        ("AdamW", torch.optim.AdamW),
+    ):
+        made[name] = [make(nets[name].parameters(), 0.0)]
+    rng = torch.Generator().manual_seed(1)
+    plain = model()
+    codes = torch.randint(65, (batch, context), generator=rng)
+    times = {name: [] for name in ("training without optimizer", *made)}
+    for _ in range(10 * cycles + 1):
+        began = time.perf_counter()
+        plain.zero_grad()
+        scores = plain(codes).flatten(0, 1)
+        torch.nn.functional.cross_entropy(scores, codes.flatten()).backward()
+        times["training without optimizer"].append(time.perf_counter() - began)
+        for name, optimizers in made.items():
+            for p in nets[name].parameters():
+                p.grad = 1e-2 * torch.randn(p.shape, generator=rng)
+            began = time.perf_counter()
+            for optimizer in optimizers:
+                optimizer.step()
+            times[name].append(time.perf_counter() - began)
+    # The first step of each sets up its bases.
+    return {n: np.reshape(each[1:], (cycles, 10)).mean(axis=1).min() for n, each in times.items()}
+
+
+ROWS["matrices"] = matrices
 
 
 def dtensor():

@@ -31,6 +31,7 @@ SCHEDULES = {
     "linear": lambda s: s,
     "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
     "wsd": lambda s: min(1.0, 5 * s),
+    "cooldown": lambda s: min(1.0, 5 * (1 - WARMUP) * s),  # that of Navigator's horizon
     "late": lambda s: 5 * s / (1 + 4 * s),
 }
 RATES = [1e-3, 2e-3, 4e-3]
@@ -90,23 +91,33 @@ def factor(kind, step, N):
 
 def run(job):
     """Train once; returns the job with its validation and test loss."""
+    make, kind = ARMS[job["rule"]]
+
+    def optimizer(model):
+        betas = job["beta1"], 0.99
+        return make(list(model.named_parameters()), job["lr"], betas, job["steps"])
+
+    return trained(job, optimizer, kind)
+
+
+def trained(job, make, kind):
+    """Train the model of a job with an optimizer; a group may have a ``schedule`` of its own."""
     import torch
 
     from lossnav.studies.tasks.text import Characters
     from lossnav.studies.trial.setup import endless
 
     torch.set_num_threads(1)
-    name, lr, beta1, N, seed, size = (job[key] for key in KEY)
-    make, kind = ARMS[name]
-    task = Characters(**SIZES[size])
+    N, seed = job["steps"], job["seed"]
+    task = Characters(**SIZES[job["size"]])
     torch.manual_seed(seed)
     model = task.model()
-    optimizer = make(list(model.named_parameters()), lr, (beta1, 0.99), N)
+    optimizer = make(model)
     rates = [group["lr"] for group in optimizer.param_groups]
     began = time.process_time()
     for step, batch in zip(range(N), endless(task, seed), strict=False):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor(kind, step, N)
+            group["lr"] = rate * factor(group.get("schedule", kind), step, N)
         optimizer.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()
@@ -123,19 +134,19 @@ def run(job):
 class Results:
     """Runs on disk, one line each."""
 
-    def __init__(self, path, jobs):
+    def __init__(self, path, jobs, run=run, names=KEY):
         self.path, self.pool, self.known = path, ProcessPoolExecutor(jobs), {}
+        self.run, self.names = run, names
         for line in path.read_text().splitlines() if path.exists() else []:
             entry = json.loads(line)
             self.known[self.key(entry)] = entry
 
-    @staticmethod
-    def key(job):
-        return tuple(job[name] for name in KEY)
+    def key(self, job):
+        return tuple(job[name] for name in self.names)
 
     def get(self, jobs):
         missing = [job for job in jobs if self.key(job) not in self.known]
-        for entry in self.pool.map(run, missing):
+        for entry in self.pool.map(self.run, missing):
             self.known[self.key(entry)] = entry
             with self.path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
