@@ -286,7 +286,8 @@ def test_vectors_get_the_step_of_navigator():
     )
     got, state = run(kronecker_navigator(0.01), start=start, grads=grads)
     assert gap(got, run(navigator(0.01, shared=0.75), start=start, grads=grads)[0]) < 1e-7
-    assert set(state.memory) == {"m", "v", "peak"}
+    held = {name for name, each in state.memory.items() if jax.tree.leaves(each)}
+    assert held == {"m", "v", "peak"}  # nothing of a basis
 
 
 @pytest.mark.parametrize("settings", [{}, {"saturation": 1.0, "b1": 0.0}], ids=str)

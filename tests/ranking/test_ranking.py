@@ -391,13 +391,18 @@ def test_what_is_shown():
         "distance",
         "rms",
     ]
-    assert lines[1].startswith("ours   ")
-    assert len({len(line) for line in lines[:3]}) == 1  # aligned
+    assert lines[1].split() == ["optimal", "path", "(bound)", f"{ranking.optimal.J:.6g}", "0"]
+    assert lines[2].startswith("ours   ")
+    assert len({len(line) for line in (lines[0], *lines[2:4])}) == 1  # aligned
     assert ranking["ours"] is ranking.best is next(iter(ranking))
     with pytest.raises(KeyError):
         ranking["nosuch"]
     page = ElementTree.fromstring(f"<div>{ranking._repr_html_().replace('<br>', '')}</div>")
-    assert [cell.text for cell in page.iter("td")][7] == "a <b>"
+    assert [cell.text for cell in page.iter("td")][::7] == [
+        "optimal path (bound)",
+        "ours",
+        "a <b>",
+    ]
     table = list(csv.DictReader(io.StringIO(ranking.to_csv())))
     assert [(row["name"], float(row["J"])) for row in table] == [
         (row.name, row.J) for row in ranking
@@ -415,7 +420,7 @@ def test_a_loss_that_is_negative_has_no_share():
     ranking = rank([ln.zoo.SGD(0.1)], objective, [1.0], 20, dt=0.1)
     assert ranking.best.J < 0 < ranking.best.kinetic
     assert math.isnan(ranking.best.share)
-    assert " - " in str(ranking).splitlines()[1]
+    assert " - " in str(ranking).splitlines()[2]
 
 
 @pytest.mark.parametrize(
