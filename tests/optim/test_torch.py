@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -433,3 +434,27 @@ def test_a_damaged_cache_of_compiled_code_is_not_used(tmp_path):
     for path in files:
         path.write_bytes(path.read_bytes()[:200])
     assert run() == "True ['The compiled code that numba keeps ']"
+
+
+def _sum(x, y):
+    return x.sum() if y is None else x.sum() + y.sum()
+
+
+def test_processes_that_compile_at_once_do_not_mix_up_their_code(tmp_path, monkeypatch):
+    """The index of one and the code of the other were written last."""
+    caching = pytest.importorskip("numba.core.caching")
+    from numba import config
+
+    from lossnav.optim.torch import kernel
+
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    x, written = np.ones(3), []
+    with monkeypatch.context() as at_once:
+        at_once.setattr(caching.IndexDataCacheFile, "_load_index", lambda self: {})
+        at_once.setattr(caching.IndexDataCacheFile, "_save_data", lambda *how: written.append(how))
+        assert (kernel.compiled(_sum)(x, None), kernel.compiled(_sum)(x, x)) == (3, 6)
+    for file, *how in reversed(written):
+        file._save_data(*how)
+    later = kernel.compiled(_sum)
+    assert (later(x, x), later(x, None)) == (6, 3)
+    assert later.stats.cache_hits  # so the files are used

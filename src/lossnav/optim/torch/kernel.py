@@ -7,6 +7,7 @@ and tested against it. `run` shares the blocks out over the calling thread and a
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,9 +39,28 @@ OPTIONS: dict[str, Any] = {
 def compiled(function: Callable[..., Any]) -> Any:
     """Decorate a kernel: compiled at its first call and kept on disk where that is possible."""
     try:
-        return numba.njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # no directory for the cache can be written to
-        return numba.njit(**OPTIONS)(function)
+        kernel = numba.njit(cache=True, **OPTIONS)(function)
+        _name_by_content(kernel._cache._cache_file)
+    except (RuntimeError, AttributeError):  # no directory can be written to; an unknown numba
+        kernel = numba.njit(**OPTIONS)(function)
+    return kernel
+
+
+def _name_by_content(file: Any) -> None:
+    """Let numba name compiled code by what it was compiled from.
+
+    It numbers the files by an index, which processes read and write without a lock. When several
+    begin at once, as in distributed training, one could run the code of another's argument types.
+    """
+    stem = file._index_name.removesuffix(".nbi")
+    load, write, put = file._load_index, file._save_data, file._save_index  # all there, or refused
+
+    def save(key: Any, data: Any) -> None:
+        name = f"{stem}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
+        write(name, data)
+        put({**load(), key: name})
+
+    file.save = save
 
 
 @compiled
