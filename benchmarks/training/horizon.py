@@ -24,6 +24,11 @@ SIZES = {
     "0.2m": {"layers": 4, "width": 64, "heads": 4, "context": 48, "batch_size": 8},
     "1m": {"layers": 5, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
     "nanogpt": {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
+    # Another text, on which nothing about the rules was chosen.
+    "0.2m-python": {
+        **{"layers": 4, "width": 64, "heads": 4, "context": 48, "batch_size": 8},
+        "text": "python",
+    },
 }
 WARMUP = 0.1
 SCHEDULES = {

@@ -151,6 +151,15 @@ def test_cifar_from_its_binary_version(server, monkeypatch):
     np.testing.assert_array_equal(found.y_test, labels[10:])
 
 
+def test_source_code_is_a_text_that_every_machine_has(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOSSNAV_DATA", str(tmp_path))
+    text = data.load_text("python")
+    assert data.available("python")
+    assert len(text) == 2**20
+    assert text.isascii()
+    assert all("def " in text[i : i + 2**16] for i in range(0, 2**20, 2**16))  # code throughout
+
+
 def test_a_text(server, monkeypatch):
     server.files["/input.txt"] = b"to be, or not to be"
     contents = {"input.txt": sha(b"to be, or not to be")}

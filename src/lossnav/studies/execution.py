@@ -18,6 +18,7 @@ from lossnav.studies import engines
 from lossnav.studies.progress import STARTUP, Pair, Progress, Quiet, total_seconds
 from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, plan, read
+from lossnav.studies.spec.tables import TaskTable
 from lossnav.studies.store import FORMAT, Store, load
 from lossnav.studies.trial import Phase, Result, Trial
 
@@ -271,7 +272,7 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     Raises:
         StudyError: The study cannot be run.
     """
-    data = {name: _has_data(task.kind) for name, task in study.tasks.items()}
+    data = {name: _has_data(task) for name, task in study.tasks.items()}
     here = {name: study.tasks[name] for name, found in data.items() if found is not False}
     words = {True: "on this machine", False: "to be downloaded", None: "none"}
     tuning, seeds = plan.tuning(study), study.seeds
@@ -317,11 +318,13 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     }
 
 
-def _has_data(kind: str) -> bool | None:
+def _has_data(task: TaskTable) -> bool | None:
     """Whether a built-in task's data is on this machine; None if it needs none, or is unknown."""
     from lossnav.studies import data
 
-    name = {"characters": "tinyshakespeare"}.get(kind, kind)
+    name = task.kind
+    if name == "characters":
+        name = task.settings.get("text", "tinyshakespeare")
     return data.available(name) if name in (*data.IMAGES, *data.TEXTS) else None
 
 

@@ -8,8 +8,8 @@ They are searched for in this order:
    Windows;
 3. the data set's home on the web, unless ``LOSSNAV_OFFLINE=1``; downloads are checked and cached.
 
-The digits come with scikit-learn. A missing data set is an error, never replaced silently;
-`substitute` is for programs that fall back to another and say so.
+The digits come with scikit-learn, and the text ``"python"`` with Python. A missing data set is an
+error, never replaced silently; `substitute` is for programs that fall back to another and say so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ __all__ = ["DataError", "ImageData", "available", "load", "load_text", "substitu
 
 FIELDS = ("x_train", "y_train", "x_test", "y_test")
 IMAGES = ("cifar10", "digits", "fashion-mnist", "mnist")
-TEXTS = ("tinyshakespeare",)
+TEXTS = ("python", "tinyshakespeare")
+BUNDLED = ("digits", "python")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,15 +73,22 @@ def load(name: str) -> ImageData:
 
 
 def load_text(name: str = "tinyshakespeare") -> str:
-    """The text of that name; there is one, ``"tinyshakespeare"``. Raises DataError as `load`."""
+    """The text of that name, all ASCII: ``"tinyshakespeare"`` or ``"python"``.
+
+    ``"python"`` is a million characters of the source code of Python's standard library, which
+    every machine has. It differs between versions of Python.
+
+    Raises:
+        DataError: As `load`.
+    """
     checks.choice("text", name, TEXTS)
-    return _text(name, _located(name))
+    return _python() if name == "python" else _text(name, _located(name))
 
 
 def available(name: str) -> bool:
     """Whether a data set is on this machine, so that nothing has to be downloaded."""
     checks.choice("data set", name, [*IMAGES, *TEXTS])
-    return name == "digits" or stored(HOMES[name]) is not None
+    return name in BUNDLED or stored(HOMES[name]) is not None
 
 
 def substitute(name: str) -> tuple[str, str]:
@@ -175,6 +183,18 @@ def _text(name: str, path: Path) -> str:
     if not text:
         raise DataError(f"The file {path} is empty. Replace it, or delete it to download it again.")
     return text
+
+
+@functools.cache
+def _python() -> str:
+    # In an arbitrary, fixed order, so that training and test modules do not differ by initial.
+    folder = Path(os.__file__).parent
+    files = sorted(folder.glob("*.py"), key=lambda path: zlib.crc32(path.name.encode()))
+    if not files:
+        raise DataError(
+            f"The source code of Python's standard library is not in {folder}: use another text."
+        )
+    return "".join(path.read_bytes().decode("ascii", "ignore") for path in files)[: 2**20]
 
 
 @functools.cache

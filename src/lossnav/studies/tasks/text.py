@@ -20,13 +20,14 @@ _WINDOWS = 64  # windows evaluated at a time
 
 @dataclass(kw_only=True, eq=False)
 class Characters(Task):
-    """Character-level language modeling of Shakespeare by a transformer.
+    """Character-level language modeling by a transformer.
 
     The first nine tenths of the text are for training; of the rest, the first half is for
     validation and the second for the test. An epoch goes once over the training text, cut into
     windows at a random offset.
 
     Args:
+        text: ``"tinyshakespeare"``, or ``"python"``: source code of Python's standard library.
         layers: Transformer blocks.
         width: Width of the embedding.
         heads: Heads of attention; a divisor of ``width``.
@@ -35,6 +36,7 @@ class Characters(Task):
         metric: The metric to compare by: ``"loss"`` (nats per character) or ``"accuracy"``.
     """
 
+    text: str = "tinyshakespeare"
     layers: int = 4
     width: int = 128
     heads: int = 4
@@ -50,7 +52,7 @@ class Characters(Task):
             )
         self.better = BETTER[checks.choice("metric", str(self.metric), BETTER)]
         context = self.context
-        raw = np.frombuffer(load_text().encode("ascii"), np.uint8)
+        raw = np.frombuffer(load_text(self.text).encode("ascii"), np.uint8)
         letters, codes = np.unique(raw, return_inverse=True)
         text = torch.from_numpy(codes.astype(np.uint8))
         self.letters = len(letters)
