@@ -6,9 +6,9 @@ OUT ?= results
 WHAT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# Two test workers with several BLAS threads each fight over the cores: twice as slow on two of them.
+# Workers with several BLAS threads each fight over the cores; the third works while another waits for its processes.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 2 --max-worker-restart 0
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n 3 --max-worker-restart 0
 FRAME := pyproject.toml constraints.txt
 # Extras of `make lowest`: without torch, whose old versions come with gigabytes of CUDA packages.
 EXTRAS ?= jax,explore,study,fast

@@ -1,4 +1,4 @@
-"""Problems others wrote: `solve` beside the known value, CasADi with IPOPT, and SciPy's ``solve_bvp``.
+"""Problems from the literature: `solve` beside known values, IPOPT and SciPy's ``solve_bvp``.
 
 Each value comes from a publication, a closed form, or a computation that does not use lossnav. The
 peers get the same formulas and the same straight line to start from, and refine their meshes until J
@@ -91,7 +91,7 @@ def _peer(found, known, factor):
 
 def write(rows, chosen):
     """Replace the table of the page."""
-    heads = ["Problem", "J known", "J found", "off by", "error", "status", "s", "IPOPT off by", "time ratio", "`solve_bvp` off by", "time ratio", "source"]  # fmt: skip
+    heads = ["Problem", "J known", "J computed", "off by", "error", "status", "s", "IPOPT off by", "time ratio", "`solve_bvp` off by", "time ratio", "source"]  # fmt: skip
     lines = [" | ".join(heads), " | ".join(["---"] * len(heads))]
     lines += [
         " | ".join([*cells.values(), case.source]) for cells, case in zip(rows, chosen, strict=True)

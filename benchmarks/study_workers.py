@@ -19,7 +19,7 @@ import sys  # noqa: E402
 import time  # noqa: E402
 
 from lossnav.studies import engines  # noqa: E402
-from lossnav.studies.progress import Quiet  # noqa: E402
+from lossnav.studies.progress import Progress  # noqa: E402
 from lossnav.studies.trial import Trial  # noqa: E402
 
 GOAL = 1.7
@@ -39,9 +39,9 @@ def run(jobs, wanted):
     """Seconds until the workers have started, seconds of all trials after that, and the results."""
     began = time.perf_counter()
     with contextlib.closing(engines.make("joblib", engines.RunContext("."), jobs=jobs)) as engine:
-        list(engine.run(trials(jobs, 1), Quiet()))  # one each
+        list(engine.run(trials(jobs, 1), Progress()))  # one each
         ready = time.perf_counter()
-        results = list(engine.run(wanted, Quiet()))
+        results = list(engine.run(wanted, Progress()))
         return ready - began, time.perf_counter() - ready, results
 
 

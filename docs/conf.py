@@ -44,7 +44,8 @@ def api_reference() -> str:
     homes: dict[str, tuple[str, list[str]]] = {
         name: ("lossnav", names) for name, names in lossnav._HOME.items()
     }
-    for name in ("inference", "problem.builtin", "optim", "optim.torch", "optim.optax", "studies"):
+    rooms = "inference", "problem.builtin", "optim", "optim.torch", "optim.optax", "plasticity"
+    for name in (*rooms, "studies"):
         module = importlib.import_module(f"lossnav.{name}")
         homes[name] = (module.__name__, list(module.__all__))
     for title, (home, names) in homes.items():
@@ -96,7 +97,22 @@ def displayed_formula(writer: Any, node: Any) -> None:
     raise SkipNode
 
 
+def live_explorer(app: Any, error: Exception | None) -> None:
+    """The explorer with precomputed answers, for its page; kept until the library changes."""
+    from lossnav.explorer.export import VARIANTS, export
+
+    folder = Path(app.outdir) / "live"
+    files = [file for file in Path(lossnav.__file__).parent.rglob("*.*") if file.suffix != ".pyc"]
+    newest = max(file.stat().st_mtime for file in files)
+    if error is not None or app.builder.format != "html":
+        return
+    if not folder.exists() or folder.stat().st_mtime < newest:
+        shown = ["double-well", "bowl", "normal"]
+        export(folder, landscapes=shown, gammas=[2.0], variants=VARIANTS[:1], starts=3)
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", live_explorer)
     app.connect("source-read", fill_api_page)
     app.connect("source-read", notebook_page)
     app.add_html_math_renderer("mathml", (inline_formula, None), (displayed_formula, None))

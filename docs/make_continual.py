@@ -2,10 +2,12 @@
 
     python docs/make_continual.py            writes docs/_static/continual/streams.svg
     python docs/make_continual.py variance   also variance.svg: trains for a minute, on MNIST if it is there
+    python docs/make_continual.py plasticity also plasticity.svg: the same
 
 ``streams``: for each stream what is wrong over the tasks, before each step: the mean of the reporting seeds since the
 evaluation before. ``variance``: the mean of v/v_0 in each layer over the steps of a stream of permuted pixels, the
-share of weights that are free, and units that are drawn anew with ``reset=0.99``.
+share of weights that are free, and units that are drawn anew with ``reset=0.99``. ``plasticity``: what
+`lossnav.plasticity.Meter` says at the end of each task of such a stream, for two optimizers.
 """
 
 import csv
@@ -143,8 +145,47 @@ def variance(tasks=8, every=10, reset=0.99):
     keep(figure, "variance")
 
 
+def plasticity(tasks=30, last=32):
+    """Train on a stream of permuted pixels with two optimizers, and measure after each task."""
+    import torch
+
+    from lossnav.optim.torch import WeightUncertainty
+    from lossnav.plasticity import Meter
+    from lossnav.studies.data import substitute
+    from lossnav.studies.tasks import named
+
+    torch.set_num_threads(1)
+    data, _ = substitute("mnist")
+    axes = None
+    for name in ("WeightUncertainty", "Adam, lr = 0.003"):
+        stream = named("permuted-pixels", {"tasks": tasks, "data": data})
+        torch.manual_seed(0)
+        model = stream.model()
+        if axes is None:
+            optimizer = WeightUncertainty(model.parameters(), curvature="ggn")
+            optimizer.watch(model, "cross_entropy")
+        else:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        meter, seen = Meter(model, torch.nn.functional.cross_entropy, optimizer), []
+        for step, batch in enumerate(stream.batches(torch.Generator().manual_seed(1)), start=1):
+            optimizer.zero_grad()
+            stream.loss(model, batch).backward()
+            optimizer.step()
+            seen = [*seen[1 - last :], batch]
+            if step % stream.steps == 0:
+                x, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
+                meter.measure(x, y, step=step)
+        print(name, stream.evaluate(model, "test")["accuracy"], meter.history[0], meter.history[-1])
+        axes = meter.plot(axes, label=name)
+    for ax in axes[1:]:
+        ax.get_legend().remove()
+    keep(axes[0].figure, "plasticity")
+
+
 if __name__ == "__main__":
     if list(RESULTS.glob("*/curves.csv")):
         streams()
     if "variance" in sys.argv[1:]:
         variance()
+    if "plasticity" in sys.argv[1:]:
+        plasticity()

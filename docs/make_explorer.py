@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 FOLDER = Path(__file__).parent / "_static"
-RUN = "import typer; from lossnav import _cli_explore; typer.run(_cli_explore.explore)"
+RUN = "import typer; from lossnav.cli.explore import explore; typer.run(explore)"
 PICTURES = {
     "explore-paths": (
         "#field=true",

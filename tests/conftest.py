@@ -1,6 +1,7 @@
 """Settings that all tests share, and which of them are slow or numerical."""
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -15,15 +16,21 @@ from chromium import MISSING
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# Most of what JAX does here is to compile; a kind of `make portable` compiles with all optimizations.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The workers share what they compile; with a bound of its size, JAX locks the folder.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+# Most of what JAX does here is to compile: a quarter of the time without optimizations and with XLA's older emitters. Kinds of
+# `make portable` compile otherwise. PyTorch's inductor need not try out which vectors a compiler can make.
+if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Much is compiled more than once. Each worker has a folder of its own, since only a cache with a bound may be shared, and
+# JAX then reads the whole folder each time it adds a file.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# SymPy and JAX keep millions of objects: by Python's own thresholds, looking through them again and again takes long.
+gc.set_threshold(100_000, 20, 20)
 
 # A check before merging must not depend on luck; at home, look for new examples each time. A busy machine fails no test.
 settings.register_profile("merge", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -15,6 +15,7 @@ ORDER = [
     "solvers",
     "rules",
     "optim",
+    "plasticity",
     "adapters",
     "ranking",
     "inference",

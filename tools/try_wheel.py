@@ -14,6 +14,8 @@ COMMANDS = (
     ("solve double-well --plot path.png", 0, "J"),
     ("rank quadratic --steps 50", 0, "adam"),
     ("reproduce fig1 --out results", 0, "index.html"),
+    ("speedrun", 0, "Built-in entries: adamw,"),
+    ("speedrun adamw", 2, "lossnav[torch]"),
     ("explore --no-open", 2, "lossnav[explore]"),
 )
 

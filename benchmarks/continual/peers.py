@@ -58,22 +58,114 @@ class L2Init(Flat):
         self.theta.lerp_(self.start, 2 * lr * strength).sub_(g, alpha=lr)
 
 
-class L2InitAdam(Flat):
-    """Adam on the loss plus strength |theta - start|^2; that is how the paper runs it."""
+class FlatAdam(Flat):
+    """Base: steps of Adam."""
 
     memory = ("m", "v")
+
+    def adapt(self, g, lr, betas, eps):
+        """Move ``theta`` by Adam's step for the gradient ``g``."""
+        m, v = self.held["m"], self.held["v"]
+        m.lerp_(g, 1 - betas[0])
+        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+        root = torch.sqrt(v).div_((1 - betas[1] ** self.count) ** 0.5).add_(eps)
+        self.theta.addcdiv_(m, root, value=-lr / (1 - betas[0] ** self.count))
+
+
+class L2InitAdam(FlatAdam):
+    """Adam on the loss plus strength |theta - start|^2; that is how the paper runs it."""
 
     def __init__(self, params, lr, strength=1e-3, betas=(0.9, 0.999), eps=1e-8):
         super().__init__(params, {"lr": lr, "strength": strength, "betas": betas, "eps": eps})
 
     def move(self, g, lr, strength, betas, eps):
-        m, v = self.held["m"], self.held["v"]
         # The difference first: Adam would blow up what rounding leaves of weights that have not moved.
-        g.add_(self.theta - self.start, alpha=2 * strength)
-        m.lerp_(g, 1 - betas[0])
-        v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-        root = torch.sqrt(v).div_((1 - betas[1] ** self.count) ** 0.5).add_(eps)
-        self.theta.addcdiv_(m, root, value=-lr / (1 - betas[0] ** self.count))
+        self.adapt(g.add_(self.theta - self.start, alpha=2 * strength), lr, betas, eps)
+
+
+class HareTortoise(FlatAdam):
+    """Adam moves the hare; the tortoise is a slow mean of it, to which the hare goes back every so many steps.
+
+    Lee et al.: "Slow and Steady Wins the Race: Maintaining Plasticity with Hare and Tortoise Networks":
+    tortoise <- decay tortoise + (1 - decay) hare, and every ``every`` steps hare <- tortoise. The hare is the
+    network that learns and is judged; Adam keeps its memory, as in the authors' code.
+    """
+
+    memory = ("m", "v", "tortoise")
+
+    def __init__(self, params, lr, every=1000, decay=0.999, betas=(0.9, 0.999), eps=1e-8):
+        settings = {"lr": lr, "every": every, "decay": decay, "betas": betas, "eps": eps}
+        super().__init__(params, settings)
+        self.held["tortoise"].copy_(self.theta)
+
+    def move(self, g, lr, every, decay, betas, eps):
+        tortoise = self.held["tortoise"]
+        self.adapt(g, lr, betas, eps)
+        tortoise.lerp_(self.theta, 1 - decay)
+        if self.count % every == 0:
+            self.theta.copy_(tortoise)
+
+
+class SpectralAdam(FlatAdam):
+    """Adam on the loss plus strength (sum of (sigma^2 - 1)^2 over matrices, and of |b|^4 over vectors).
+
+    Lewandowski et al.: "Learning Continually by Spectral Regularization", with their k = 2. sigma is the largest
+    singular value, from one power iteration for each step; the vectors that it goes by are kept. A kernel of a
+    convolution is a matrix with one row for each channel. Vectors of ones at the start, the scales of
+    normalizations, are pulled to one, other vectors to zero.
+    """
+
+    def __init__(self, params, lr, strength=1e-3, betas=(0.9, 0.999), eps=1e-8):
+        super().__init__(params, {"lr": lr, "strength": strength, "betas": betas, "eps": eps})
+        self.rows = [
+            torch.nn.functional.normalize(torch.randn(len(p)).to(p), dim=0) if p.ndim > 1 else None
+            for p in self.params
+        ]
+        self.targets = [float(p.ndim < 2 and bool((p == 1).all())) for p in self.params]
+
+    def move(self, g, lr, strength, betas, eps):
+        parts = g.split([p.numel() for p in self.params])
+        for i, (p, part) in enumerate(zip(self.params, parts, strict=True)):
+            if p.ndim > 1:
+                W = p.flatten(1)
+                right = torch.nn.functional.normalize(W.T @ self.rows[i], dim=0)
+                left = W @ right
+                sigma = left.norm()
+                self.rows[i] = left / sigma.clamp_min(1e-12)
+                slope = torch.outer(self.rows[i], right).mul_(4 * sigma * (sigma**2 - 1)).flatten()
+            else:
+                away = p - self.targets[i]
+                slope = 4 * away.square().sum() * away
+            part.add_(slope, alpha=strength)
+        self.adapt(g, lr, betas, eps)
+
+
+class LayerNormAdamW(torch.optim.AdamW):
+    """AdamW, on a network whose hidden full layers it normalizes: layer normalization and weight decay.
+
+    Lyle et al.: "Disentangling the Causes of Plasticity Loss in Neural Networks". `watch` normalizes the outputs of
+    all full layers but the last, before their nonlinearity, without scales and shifts of its own.
+    """
+
+    def __init__(self, params, lr, weight_decay=1e-2):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self.watched = False
+
+    def watch(self, model, loss=None):
+        """Normalize a network."""
+        layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        for layer in layers[:-1]:
+            layer.register_forward_hook(_normalized)
+        self.watched = True
+
+    def step(self, closure=None):
+        if not self.watched:
+            raise RuntimeError("Call watch(model) before the first step.")
+        return super().step(closure)
+
+
+def _normalized(layer, inputs, output):
+    return torch.nn.functional.layer_norm(output, output.shape[-1:])
 
 
 class ShrinkPerturb(Flat):
@@ -118,7 +210,7 @@ class UPGD(Flat):
 
 
 class VariationalNewton(Flat):
-    """Improved variational online Newton with one sample: a Gaussian of the weights, learnt by its gradient.
+    """Improved variational online Newton (IVON) with one sample: a Gaussian of the weights, learnt by its gradient.
 
     Shen et al.: "Variational Learning is Effective for Large Deep Networks", Alg. 1. The gradient g is taken at
     a draw theta = m + sigma e with sigma = 1 / sqrt(size (h + decay)). Then

@@ -1,6 +1,6 @@
-"""Gradient descent that draws useless hidden units anew: continual backprop and ReDo.
+"""Gradient descent that draws useless hidden units anew: continual backprop, ReDo, self-normalized resets.
 
-Both look at what the units of each hidden layer put out, which `watch` collects. A new unit has weights drawn as at
+All look at what the units of each hidden layer put out, which `watch` collects. A new unit has weights drawn as at
 the start (uniform, with variance 2 / inputs), no bias, and no weight in the next layer.
 """
 
@@ -146,3 +146,60 @@ class ReDo(Units):
         state["sum"].zero_()
         units = (size <= settings["threshold"] * size.mean()).nonzero().flatten()
         return units if len(units) else None
+
+
+class SelfNormalizedResets(Units):
+    """Draw a unit anew once it has been silent for longer than its own past makes likely.
+
+    Farias and Jozefiak: "Self-Normalized Resets for Plasticity in Continual Learning" (SNR), Alg. 1: a unit is reset
+    if P(A >= age) <= eta, for its age, the steps since it last fired, and the law of its times A between firings.
+    As in the authors' code, a unit fires in a step if any example of the batch makes it positive, and the law is
+    kept as a threshold of the age:
+
+    - the times between firings that have silent steps in them are counted, and those that a reset ended;
+    - every ``every`` steps the threshold becomes the time below or at which a share 1 - eta of the counted ones lie, or
+      1 if none was counted; where that is not below the old threshold, it becomes ``expansion`` times the old one. The
+      counts begin again. A threshold is ``longest`` at first and at most.
+    """
+
+    def __init__(self, params, lr, eta=0.02, every=1000, longest=1000, expansion=2):
+        settings = {
+            "lr": lr, "eta": eta, "every": every, "longest": longest, "expansion": expansion
+        }  # fmt: skip
+        super().__init__(params, settings)
+
+    def fresh(self, layer):
+        longest, units = self.param_groups[0]["longest"], layer.out_features
+        return {
+            "age": torch.zeros(units, dtype=torch.long),
+            "threshold": torch.full((units,), longest),
+            "counts": torch.zeros(units, longest + 1, dtype=torch.long),
+        }
+
+    def test(self, state, outputs, layer, after, settings):
+        age, counts, threshold = state["age"], state["counts"], state["threshold"]
+        fires = (outputs > 0).any(0)
+        ended = fires & (age > 0)
+        self.count_ages(counts, age, ended)
+        age.add_(1).masked_fill_(fires, 0)
+        silent = age >= threshold
+        self.count_ages(counts, age, silent)
+        age.masked_fill_(silent, 0)
+        if self.count % settings["every"] == 0:
+            total = counts.sum(1, keepdim=True)
+            enough = counts.cumsum(1) >= (1 - settings["eta"]) * total
+            enough[:, 0] = False
+            time = enough.long().argmax(1)  # the first; 1 where nothing was counted
+            grown = settings["expansion"] * threshold
+            threshold.copy_(
+                torch.where(time < threshold, time, grown).clamp(1, settings["longest"])
+            )
+            counts.zero_()
+        units = silent.nonzero().flatten()
+        return units if len(units) else None
+
+    @staticmethod
+    def count_ages(counts, age, units):
+        """Count the ages of some units."""
+        at = units.nonzero().flatten()
+        counts[at, age[at]] += 1

@@ -20,24 +20,17 @@ from pathlib import Path
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
+from lossnav.studies.speedrun import track  # noqa: E402
+
 SIZES = {
     "0.2m": {"layers": 4, "width": 64, "heads": 4, "context": 48, "batch_size": 8},
     "1m": {"layers": 5, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
-    "nanogpt": {"layers": 4, "width": 128, "heads": 4, "context": 64, "batch_size": 12},
+    "nanogpt": track.MODEL,
     # Another text, on which nothing about the rules was chosen.
     "0.2m-python": {
         **{"layers": 4, "width": 64, "heads": 4, "context": 48, "batch_size": 8},
         "text": "python",
     },
-}
-WARMUP = 0.1
-SCHEDULES = {
-    "constant": lambda s: 1.0,
-    "linear": lambda s: s,
-    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
-    "wsd": lambda s: min(1.0, 5 * s),
-    "cooldown": lambda s: min(1.0, 5 * (1 - WARMUP) * s),  # that of Navigator's horizon
-    "late": lambda s: 5 * s / (1 + 4 * s),
 }
 RATES = [1e-3, 2e-3, 4e-3]
 BETAS = [0.8, 0.9]
@@ -86,14 +79,6 @@ ARMS = {
 }
 
 
-def factor(kind, step, N):
-    """The part of the rate in a step: a warm-up, and then the schedule over the rest."""
-    warm = round(WARMUP * N)
-    if step < warm:
-        return (step + 1) / (warm + 1)
-    return SCHEDULES[kind]((N - step) / (N - warm))
-
-
 def run(job):
     """Train once; returns the job with its validation and test loss."""
     make, kind = ARMS[job["rule"]]
@@ -122,7 +107,7 @@ def trained(job, make, kind):
     began = time.process_time()
     for step, batch in zip(range(N), endless(task, seed), strict=False):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor(group.get("schedule", kind), step, N)
+            group["lr"] = rate * track.factor(group.get("schedule", kind), step, N)
         optimizer.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()

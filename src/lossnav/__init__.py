@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from lossnav.problem.landscapes import Quadratic as Quadratic
     from lossnav.problem.landscapes import Rosenbrock as Rosenbrock
     from lossnav.problem.objective import Objective as Objective
+    from lossnav.problem.slices import GridLoss as GridLoss
+    from lossnav.problem.slices import LossSlice as LossSlice
+    from lossnav.problem.slices import loss_slice as loss_slice
     from lossnav.ranking import Ranking as Ranking
     from lossnav.ranking import rank as rank
     from lossnav.rules import BeliefRule as BeliefRule
@@ -89,6 +92,7 @@ _HOME = {
         "Rosenbrock",
     ],
     "problem.objective": ["Objective"],
+    "problem.slices": ["GridLoss", "LossSlice", "loss_slice"],
     "ranking": ["Ranking", "rank"],
     "rules": [
         "BeliefRule", "DriftedRule", "HorizonRule", "LQGRule", "LocalRule", "Rule",
@@ -106,7 +110,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBMODULES = {
     "belief": "problem.belief",
     "curvature": "solvers.curvature",
-    **{name: name for name in ("inference", "optim", "solvers", "studies")},
+    **{name: name for name in ("inference", "optim", "plasticity", "solvers", "studies")},
 }
 _MOVED = {  # modules of the first version, importable under their old names
     "lossnav.belief": "lossnav.problem.belief",

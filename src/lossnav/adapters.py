@@ -31,6 +31,10 @@ KINDS = (
 )
 
 
+_BATCHES = (8, 80, 200)
+"""Numbers of tensors for which optax rules are compiled; fewer tensors are padded."""
+
+
 class WrongStep(TypeError):
     """An optimizer returned something other than real numbers in the shape of the weights."""
 
@@ -41,7 +45,7 @@ class Adapter:
 
     Attributes:
         name: Name of the optimizer: that of its class, function or rule.
-        kind: Library it comes from.
+        kind: Its library.
     """
 
     name: str
@@ -53,32 +57,38 @@ class Adapter:
         """Whether its learning rate can be changed after it was built."""
         return self.kind in ("torch", "rule")
 
-    def start(self, theta: FloatArray, *, rate: float = 1.0, closure: bool = False) -> Step:
+    def start(
+        self, theta: FloatArray, *, rate: float = 1.0, closure: bool = False, alone: bool = False
+    ) -> Step:
         """Build it anew for weights ``(P, *shape)`` and return its step function.
 
         Args:
             theta: Initial weights.
             rate: Factor of the learning rate; 1 where `has_rate` is False.
-            closure: Pass a closure to torch optimizers, so that they may look several times a step.
+            closure: Pass a closure to torch optimizers, so that they may evaluate it repeatedly.
+            alone: Treat each tensor by itself. For optax this compiles one update for any number of
+                tensors, which is much faster, but wrong where tensors share norms or random keys.
         """
+        if alone and self.kind == "optax":
+            return self._start(theta, rate=rate, closure=closure, alone=True)
         return self._start(theta, rate=rate, closure=closure)
 
 
-def adapt(optimizer: Any, shape: tuple[int, ...], what: str = "The optimizer") -> Adapter:
+def adapt(optimizer: Any, shape: tuple[int, ...], subject: str = "The optimizer") -> Adapter:
     """Wrap an optimizer of any library.
 
     Args:
         optimizer: A `Rule`, an optax transformation, a function that makes a torch optimizer of a
             list of parameters, or a function ``(grad, theta) -> step``.
         shape: Shape of each tensor.
-        what: Subject of the sentence that refuses anything else.
+        subject: Subject of the error for anything else.
 
     Examples:
         >>> step = adapt(lambda grad, theta: -0.1 * grad, (2,)).start(np.zeros((1, 2)))
         >>> step(lambda theta: (0.0, np.ones((1, 2))), np.zeros((1, 2)))
         array([[-0.1, -0.1]])
     """
-    kind = kind_of(optimizer, what)
+    kind = kind_of(optimizer, subject)
     if kind == "rule":
         return Adapter(rule_name(optimizer), kind, functools.partial(_start_rule, optimizer))
     if kind == "optax":
@@ -90,8 +100,8 @@ def adapt(optimizer: Any, shape: tuple[int, ...], what: str = "The optimizer") -
     return Adapter(name, kind, functools.partial(_start_function, optimizer))
 
 
-def kind_of(optimizer: Any, what: str = "The optimizer") -> Kind:
-    """The library an optimizer comes from; a TypeError if it is none."""
+def kind_of(optimizer: Any, subject: str = "The optimizer") -> Kind:
+    """The library of an optimizer; a TypeError if it is none."""
     if isinstance(optimizer, Rule):
         return "rule"
     if is_transformation(optimizer):
@@ -101,7 +111,7 @@ def kind_of(optimizer: Any, what: str = "The optimizer") -> Kind:
     if needed in kinds:
         return kinds[needed]
     shown = f"{optimizer!r:.60}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
-    raise TypeError(f"{what} is {shown}, but it must be {KINDS}.")
+    raise TypeError(f"{subject} is {shown}, but it must be {KINDS}.")
 
 
 def is_transformation(value: Any) -> bool:
@@ -112,7 +122,7 @@ def is_transformation(value: Any) -> bool:
 
 
 def rule_name(rule: Rule) -> str:
-    """The name a rule was given, or that of its class."""
+    """The rule's own name, or that of its class."""
     return getattr(rule, "name", "") or type(rule).__name__
 
 
@@ -131,7 +141,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def _needed(function: Any) -> int:
-    """Number of positional arguments without a default; 0 for what is no function."""
+    """Number of positional arguments without a default; 0 if not a function."""
     if not callable(function) or (isinstance(function, type) and issubclass(function, Rule)):
         return 0
     try:
@@ -147,8 +157,8 @@ def _checked(step: Any, shape: tuple[int, ...]) -> FloatArray:
         real = step is not None and not np.iscomplexobj(step)
         move = np.asarray(step if real else "no number", dtype=np.float64)
     except (TypeError, ValueError):
-        given = "None" if step is None else f"a {type(step).__name__}"
-        raise WrongStep(f"The step is {given}, but it must be an array of real numbers.") from None
+        kind = "None" if step is None else f"a {type(step).__name__}"
+        raise WrongStep(f"The step is {kind}, but it must be an array of real numbers.") from None
     if move.shape != shape:
         raise WrongStep(f"The step has shape {move.shape}, but theta has {shape}.")
     return move
@@ -187,8 +197,31 @@ def _optax_start(transformation: Any) -> Callable[..., Step]:
         return jax.numpy.stack(moves), state
 
     compiled = jax.jit(plain)  # once for all runs of a probe
+    mapped = jax.jit(jax.vmap(transformation.update))
+    initial = jax.jit(jax.vmap(transformation.init))
 
-    def start(theta: FloatArray, *, rate: float, closure: bool) -> Step:
+    def start_alone(theta: FloatArray) -> Step:
+        count = next((n for n in _BATCHES if n >= len(theta)), len(theta))
+
+        def padded(x: FloatArray) -> Any:
+            more = np.zeros((count - len(x), *x.shape[1:]))
+            return jax.numpy.asarray(np.concatenate([x, more]))
+
+        with jax.enable_x64(True):
+            state = initial(padded(theta))
+
+        def step(look: Look, theta: FloatArray) -> FloatArray:
+            nonlocal state
+            grads = look(theta)[1]
+            with jax.enable_x64(True):
+                moves, state = mapped(padded(grads), state, padded(theta))
+                return _checked(np.asarray(moves)[: len(theta)], theta.shape)
+
+        return step
+
+    def start(theta: FloatArray, *, rate: float, closure: bool, alone: bool = False) -> Step:
+        if alone:
+            return start_alone(theta)
         update = compiled
         with jax.enable_x64(True):
             state = transformation.init([jax.numpy.asarray(x) for x in theta])
@@ -197,12 +230,12 @@ def _optax_start(transformation: Any) -> Callable[..., Step]:
             nonlocal state, update
             grads = look(theta)[1]
             with jax.enable_x64(True):
-                given = jax.numpy.asarray(grads), state, jax.numpy.asarray(theta)
+                arguments = jax.numpy.asarray(grads), state, jax.numpy.asarray(theta)
                 try:
-                    moves, state = update(*given)
+                    moves, state = update(*arguments)
                 except jax.errors.JAXTypeError:  # it branches on values, so it cannot be traced
                     update = plain
-                    moves, state = update(*given)
+                    moves, state = update(*arguments)
                 return _checked(moves, theta.shape)
 
         return step

@@ -87,7 +87,7 @@ def test_sparse_is_the_dense_hessian():
     points = np.random.default_rng(1).normal(size=(4, 10))
     value, slope, bends = loss.sparse_jet(points)
     full = loss.jet(points)
-    rows, columns = loss.bends(10)
+    rows, columns = loss.hessian_pattern(10)
     assert len(rows) == 19
     rebuilt = np.zeros((4, 10, 10))
     rebuilt[:, rows, columns] = rebuilt[:, columns, rows] = bends
@@ -127,8 +127,8 @@ def test_steady_entries_are_those_that_never_change(wide):
         [f"x{i}" for i in range(count)],
     )  # fmt: skip
     seen = loss.hess(np.random.default_rng(0).normal(size=(20, count)))
-    rows, columns = loss.bends(count)
-    entries, steady = seen[:, rows, columns], loss.steady(count)
+    rows, columns = loss.hessian_pattern(count)
+    entries, steady = seen[:, rows, columns], loss.hessian_constants(count)
     still = np.ptp(entries, axis=0) <= 1e-14
     assert np.isnan(steady).tolist() == (~still).tolist()
     assert steady[still] == pytest.approx(entries[0, still], rel=1e-14)
@@ -136,4 +136,4 @@ def test_steady_entries_are_those_that_never_change(wide):
 
 
 def test_autodiff_and_callables_promise_no_steady_entries():
-    assert np.isnan(ln.TorchLoss(lambda x: (x**2).sum()).steady(3)).all()
+    assert np.isnan(ln.TorchLoss(lambda x: (x**2).sum()).hessian_constants(3)).all()

@@ -271,6 +271,24 @@ def test_work_grows_like_the_number_of_coordinates():
     assert np.log(many / few) / np.log(3) < 1.5
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["acos(cosh((-abs(log(y)))/cosh(exp(1e100/x))))", f"(tanh(-exp(x)) - {'7' * 64})**(64 - x)",
+     "sqrt((abs(log(x)) - (y*y - 64))**64)", "tanh(cos(asin(exp(asin(sqrt(asin(x + y/3)) + 1)*y) - x))*y)",
+     "sinh(sin(cosh(sin(sin(cosh(tan(sqrt(x + y) - x) + 1) - x)*y) + 1)*y) + 1)", "(x + y + x*y + sin(x) + cos(y))**64"],
+)  # fmt: skip
+def test_no_formula_takes_for_ever(text):
+    """From its text to its equations, through steps that may take SymPy hours."""
+
+    def work():
+        loss = ln.Expression(text, ["x", "y"])
+        with np.errstate(all="ignore"):
+            loss.hess([0.5, -0.25])
+        derive(ln.Objective(loss)).latex()
+
+    calls(work, most=3_000_000)
+
+
 def test_notebooks_show_equations_and_limits():
     """Matplotlib's own parser of TeX reads every line."""
     equations = derive(ln.Objective(ln.DoubleWell(), gamma=0.1))

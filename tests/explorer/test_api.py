@@ -1,5 +1,6 @@
 """The explorer's answers against routes that do not use its code."""
 
+import itertools
 import json
 import math
 import random
@@ -14,6 +15,7 @@ from lossnav.explorer import api, requests
 from lossnav.explorer.landscapes import LANDSCAPES, prepared
 from lossnav.explorer.paths import FIELDS, RATES, RULES, path_request
 from lossnav.explorer.requests import Refused
+from lossnav.explorer.stories import STORIES
 from lossnav.problem.builtin import problem
 
 BOWL = {"landscape": "bowl", "gamma": 0.0}
@@ -273,7 +275,7 @@ def test_equations_are_mathml_of_the_derived_ones():
         found = api.answer("equations", request)
         assert found["text"] == str(ln.derive(path_request(request).objective))
         assert len(found["mathml"]) == 2
-        for text in (*found["mathml"], *found["step"]["mathml"]):
+        for text in itertools.chain(*found["mathml"], *found["step"]["mathml"]):
             assert ET.fromstring(text).tag == MATHML + "math"
     assert api.answer("equations", {"drift": "rotation"})["step"] == {
         "mathml": [],
@@ -440,3 +442,46 @@ def test_random_settings_are_answered_or_refused_for_a_reason():
 def test_a_formula_in_time_is_refused_in_one_sentence():
     with pytest.raises(api.Refused, match="contains t, but the page"):
         api.answer("path", {"landscape": "expression", "expression": "x**2*t + y**2"})
+
+
+def told(name, **more):
+    return STORIES[name].settings | more
+
+
+def test_the_stories_are_true():
+    """Each sentence against the numbers of the very settings that its link has."""
+    crossing = api.answer("path", told("crossing"))
+    rows = api.answer("rules", told("crossing"))["rows"]
+    assert crossing["end"][0] == pytest.approx(1.05745, abs=1e-4)
+    assert len(rows) == 3
+    assert all(row["x"][-1] == pytest.approx(-0.930, abs=1e-2) for row in rows)
+
+    patience = api.answer("field", told("patience"))
+    edge = np.array([patience["watershed"]["x"], patience["watershed"]["y"]]).T
+    assert np.abs(edge - [-0.6, 0.55]).sum(1).min() < 0.06  # the spacing of the nodes
+    assert api.answer("path", told("patience"))["status"] == "NEAR_TIE"
+    for gamma, end in ((0.65, 1.05745), (0.68, -0.93040)):
+        assert api.answer("path", told("patience", gamma=gamma))["end"][0] == pytest.approx(end, abs=1e-4)  # fmt: skip
+
+    natural = api.answer("path", told("natural"))
+    first, second = api.answer("rules", told("natural"))["rows"]
+    assert (first["name"], second["name"]) == ("natural", "flow")
+    assert max(natural["y"]) > 1.5 > 1.0 == natural["y"][0]
+    assert natural["end"] == pytest.approx([1.0, 0.5], abs=1e-6)
+
+    wind = api.answer("path", told("wind"))
+    assert wind["end"] == pytest.approx([0.0, -0.4], abs=1e-9)
+    middle = np.argmin(np.abs(np.array(wind["y"]) - 0.55))
+    assert wind["x"][middle] < 0.75 - 0.2  # left of the straight line: counter-clockwise
+
+    v = api.answer("uncertainty", told("switch"))["v"]
+    assert max(v) > 2 * v[0]
+    assert v[-1] == pytest.approx(v[0], rel=0.02)
+
+
+def test_stories_are_settings_that_the_page_has():
+    for story in STORIES.values():
+        fields = api.catalogue()["fields"][{"paths": "path"}.get(story.view, story.view)]
+        requests.read(fields, story.settings)
+        assert story.sentence.count(". ") == 0
+        assert story.sentence.endswith(".")

@@ -10,8 +10,10 @@ import pytest
 
 from chromium import MISSING, launch_options
 from explorer_serving import running
+from explorer_slice import himmelblau, offered
 from lossnav.explorer import api
 from lossnav.explorer.export import VARIANTS, export
+from lossnav.explorer.landscapes import sliced
 from lossnav.problem.builtin import problem
 
 pytestmark = pytest.mark.skipif(launch_options() is None, reason=MISSING)
@@ -156,7 +158,7 @@ def test_the_first_sight(window):
     path = settled(page)
     assert path["end"][0] == pytest.approx(1.05745, abs=1e-4)
     until(page, "document.querySelectorAll('#ranking tbody tr').length", 4)
-    until(page, "document.querySelectorAll('#equations math').length", 2)
+    until(page, "document.querySelectorAll('#equations .formula').length", 2)
     assert "ln.DoubleWell()" in page.inner_text("#python")
     assert "0.9765" in page.inner_text("#summary")
     until(page, "document.querySelectorAll('#summary tbody tr').length", 2)  # two basins compete
@@ -207,6 +209,14 @@ def test_lists_and_boxes(at):
     settled(page)
     page.select_option("#c-landscape", "bowl")
     assert settled(page)["end"] == pytest.approx([0.0, -0.5], abs=1e-9)
+    tall, plot = (
+        f"document.getElementById('map').{name}" for name in ("clientHeight", "_fullLayout?.height")
+    )
+    until(page, f"{plot} === {tall}")
+    before = page.evaluate(tall)
+    page.set_viewport_size({"width": 800, "height": 900})
+    until(page, f"{tall} < {before} && {plot} === {tall}")
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.select_option("#c-metric", "anisotropic")
     page.select_option("#c-drift", "rotation")
     agrees(page)
@@ -543,21 +553,164 @@ def test_light_dark_and_phone(open_page):
 def test_the_export_works_from_disk_without_a_server(open_page, tmp_path):
     folder = tmp_path / "page"
     export(
-        folder, landscapes=["bowl", "double-well"], gammas=[2.0], variants=VARIANTS[:1], starts=2
+        folder,
+        landscapes=["bowl", "double-well"],
+        gammas=[2.0],
+        variants=VARIANTS[:1],
+        starts=2,
+        stories=["wind", "switch"],
     )
     page = open_page(address=folder.joinpath("index.html").as_uri())
     until(page, "Boolean(Explorer.paths.latest.path && Explorer.paths.latest.rules)")
+    until(
+        page, "document.getElementById('costs').closest('.card').getAttribute('aria-busy')", "false"
+    )
+    until(page, "Boolean(Explorer.paths.latest.equations)")
+    loaded = page.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
+    loaded += page.evaluate("[...document.scripts].map((one) => one.src)")
+    files = {
+        folder / name.rpartition("/page/")[2].partition("#")[0] for name in (page.url, *loaded)
+    }
+    assert sum(file.stat().st_size for file in files) < 5e6  # plotly.js is 4.8e6 of them
+    assert len([file for file in files if file.parent.name == "data"]) == 3
     assert page.evaluate("Explorer.paths.latest.path.candidates.length") == 1
     page.select_option("#c-landscape", "bowl")
-    until(page, "Explorer.paths.latest.path.candidates.length", 0)
+    until(page, "Explorer.paths.latest.path?.candidates.length", 0)
     page.select_option("#c-landscape", "double-well")
-    until(page, "Explorer.paths.latest.path.candidates.length", 1)
+    until(page, "Explorer.paths.latest.path?.candidates.length", 1)
     page.locator("#c-gamma-n").fill("1.7")
     page.locator("#c-gamma-n").press("Tab")
     until(page, "Explorer.state.values.gamma", 2)  # the nearest that was worked out
-    until(page, "Explorer.paths.latest.path.end[0] < 0")
+    until(page, "Explorer.paths.latest.path?.end[0] < 0")
     shown = page.evaluate("Explorer.paths.latest.path.J")
     assert shown == pytest.approx(api.answer("path", {"gamma": 2.0})["J"], rel=1e-4)
     assert page.locator("#c-eta").is_disabled()
+    page.click("#story-wind")
+    until(page, "Explorer.paths.latest.path?.x[0]", 1.5)
+    until(page, "Math.abs(Explorer.paths.latest.path.end[1] + 0.4) < 1e-4")
+    assert "carried round" in page.inner_text("#story")
+    assert page.locator("#story-crossing").count() == 0
+    page.select_option("#c-landscape", "double-well")
+    until(page, "Explorer.paths.latest.path?.candidates.length", 1)
+    assert page.locator("#story").is_hidden()
     page.click("#tab-beliefs")
     until(page, "Boolean(Explorer.beliefs.latest)")
+
+
+def test_the_box_of_a_typed_formula_can_be_set(at, open_page):
+    page = at("#landscape=expression&rules=flow")
+    settled(page)
+    page.fill("#c-expression", "((x**2+y-11)**2+(x+y**2-7)**2)/20")
+    page.press("#c-expression", "Enter")
+    agrees(page)
+    assert page.locator("#c-box-0").is_hidden()
+    page.check("#c-box-check")
+    assert [page.input_value(f"#c-box-{i}") for i in range(4)] == ["-2", "2", "-2", "2"]
+    for i, value in enumerate((-5, 5, -5, 5)):
+        page.fill(f"#c-box-{i}", str(value))
+        page.press(f"#c-box-{i}", "Tab")
+    until(page, "Explorer.map.land && Explorer.map.land.minima.length", 4)
+    path = agrees(page)
+    assert min(abs(path["end"][0] - x) for x in (3.0, -2.805, -3.779, 3.584)) < 1e-3
+    link = "#" + page.evaluate("Explorer.state.link()").lstrip("#")
+    again = open_page(link)
+    assert settled(again)["J"] == path["J"]
+    assert request(again)["box"] == [-5, 5, -5, 5]
+    assert again.is_checked("#c-box-check")
+    again.fill("#c-box-1", "-6")
+    again.press("#c-box-1", "Enter")
+    assert '"x to" must be a number' in again.inner_text("#error")
+    assert request(again)["box"] == [-5, 5, -5, 5]
+    again.fill("#c-box-1", "-3")  # the start is left of it no more
+    again.press("#c-box-1", "Enter")
+    assert (request(again)["box"][1], request(again)["x"]) == (-3, -3)
+    agrees(again)
+    again.uncheck("#c-box-check")
+    assert request(again)["box"] is None
+
+
+def test_stories_are_links_that_tell_what_they_show(at, open_page):
+    page = at("#k=0.5")
+    assert page.locator("#story").is_hidden()
+    page.click("#story-wind")
+    until(page, "Explorer.state.values.drift", "rotation")
+    assert settled(page)["end"] == pytest.approx([0.0, -0.4], abs=1e-9)
+    assert "rests at" in page.inner_text("#story")
+    assert page.get_attribute("#story-wind", "aria-current") == "true"
+    assert request(page)["k"] == 1  # a story is not mixed with what was there before
+    page.evaluate("Explorer.state.set({others: false})")
+    assert page.locator("#story").is_visible()
+    shared = open_page("#" + page.evaluate("Explorer.state.link()").lstrip("#"))
+    assert shared.inner_text("#story") == page.inner_text("#story")
+    assert request(shared) == request(page)
+    page.locator("#c-gamma").press("ArrowRight")  # now it would not be true
+    assert page.locator("#story").is_hidden()
+    assert "story" not in page.evaluate("Explorer.state.link()")
+    page.evaluate("location.hash = '#story=wind&gamma=3'")
+    until(page, "Explorer.state.values.gamma", 3)
+    assert page.locator("#story").is_hidden()
+    page.click("#story-switch")
+    until(page, "Explorer.state.values.view", "uncertainty")
+    assert "variance" in page.inner_text("#story")
+    page.click("#story-patience")
+    until(page, "document.getElementById('map').data?.[1].x.length > 20")  # the watershed
+    assert settled(page)["status"] == "NEAR_TIE"
+
+
+def test_a_panel_that_waits_says_so(open_page):
+    page = open_page("#rules=flow")
+    settled(page)
+    busy = "document.getElementById('{}').closest('.card').getAttribute('aria-busy')"
+    says = "getComputedStyle(document.querySelector('#{}').closest('.card').firstElementChild, '::after').content"
+    for panel in ("map", "summary", "ranking", "equations", "rule", "python", "costs"):
+        until(page, busy.format(panel), "false")
+        assert page.evaluate(says.format(panel)) == "none"
+    held = holding(page, "basins", "rules", "equations", "field")
+    page.check("#c-field-check")
+    page.locator("#c-gamma").press("ArrowRight")
+    while len(held) < 4:
+        page.wait_for_timeout(50)
+    for panel in ("map", "summary", "ranking", "equations", "rule", "python"):
+        assert page.evaluate(busy.format(panel)) == "true", panel
+        assert "computing" in page.evaluate(says.format(panel)), panel
+    for route in held.values():
+        route.continue_()
+    for panel in ("map", "summary", "ranking", "equations", "rule", "python", "costs"):
+        until(page, busy.format(panel), "false")
+    page.fill("#c-k-n", "1e-9")  # refused by the page: nothing is asked for
+    page.locator("#tab-beliefs").click()
+    until(page, "document.querySelectorAll('#view-beliefs [aria-busy=false]').length", 5)
+
+
+def test_equations_are_broken_not_clipped(at):
+    page = at("#landscape=normal&drift=rotation&rules=flow")
+    until(page, "document.querySelectorAll('#equations mfrac').length > 6")
+    hidden = "Math.max(...[...document.querySelectorAll('.maths')].map((one) => one.scrollWidth - one.clientWidth))"
+    ends = """[...document.querySelectorAll('#equations .formula:last-of-type > math')]
+        .map((one) => one.getBoundingClientRect()).map((box) => [box.top, box.bottom])"""
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(hidden) <= 0
+        boxes = page.evaluate(ends)
+        assert boxes[-1][0] > boxes[0][1] - 5  # the last piece is below the first
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_a_slice_of_the_users_own_model_is_what_the_page_opens_on(open_page):
+    landscape = sliced(himmelblau(41), "My model", "from mine import loss\n")
+    with offered(landscape), running(workers=1, limit=20.0, offered=[landscape]) as own:
+        page = open_page(address=own.address)
+        path = settled(page)
+        assert path["J"] == pytest.approx(api.answer("path", {})["J"], rel=1e-9)
+        assert page.inner_text("#c-landscape option:checked") == "My model"
+        until(page, "document.getElementById('map')._fullLayout?.xaxis.title.text", "α")
+        until(page, "document.querySelectorAll('#equations .formula').length", 2)
+        assert "from mine import loss" in page.inner_text("#python")
+        page.click("#export summary")
+        page.click("[data-export=toml]")
+        until(page, "document.getElementById('error').textContent.includes('a slice of a model')")
+        page.select_option("#c-landscape", "bowl")
+        until(page, "Explorer.paths.latest.path?.end?.[1]", -0.5)
+        link = page.evaluate("Explorer.state.link()")
+        assert "landscape=bowl" in link
+        page.close()  # before the server, whose absence it would complain of

@@ -670,7 +670,9 @@ def test_an_answer_does_not_wait_for_an_acknowledgement():
 
 def test_the_export_opens_from_disk(tmp_path):
     folder = tmp_path / "page"
-    size = export(folder, landscapes=["bowl"], gammas=[0.5], variants=VARIANTS[:2], starts=2)
+    size = export(
+        folder, landscapes=["bowl"], gammas=[0.5], variants=VARIANTS[:2], starts=2, stories=[]
+    )
     assert size < 12e6
     page = (folder / "index.html").read_text()
     for name in re.findall(r"(?:src|href)=\"([^\"#]+)\"", page):
@@ -679,14 +681,14 @@ def test_the_export_opens_from_disk(tmp_path):
     stored = json.loads(manifest.split("Explorer.stored = ", 1)[1].rstrip().rstrip(";"))
     here = stored["grid"]["landscapes"]["bowl"]
     assert here["gammas"] == [0.0, 0.5]
-    text = (folder / "data" / "bowl-1-1.js").read_text()
+    text = (folder / "data" / "bowl-1-1-1.js").read_text()
     kept = json.loads(text[text.index(",") + 1 : text.rindex(")")])
     x, y = here["starts"][1]
     request = {"landscape": "bowl", "gamma": 0.5, "x": x, "y": y, **here["variants"][1]}
-    assert kept["starts"][1]["path"]["J"] == pytest.approx(
-        api.answer("path", request)["J"], rel=1e-4
-    )
-    export(folder, landscapes=["bowl"], gammas=[], variants=VARIANTS[:1], starts=1)  # again
+    assert kept["path"]["J"] == pytest.approx(api.answer("path", request)["J"], rel=1e-4)
+    export(
+        folder, landscapes=["bowl"], gammas=[], variants=VARIANTS[:1], starts=1, stories=[]
+    )  # again
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     for bad, word in [(tmp_path / "other", "other things"), (tmp_path / "no" / "no", "no folder")]:

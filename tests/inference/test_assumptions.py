@@ -122,6 +122,7 @@ def run(*words):
 
 
 def test_command_line(tmp_path):
+    pytest.importorskip("torch")
     page = tmp_path / "adamw.html"
     result = run("torch.optim.AdamW", "lr=2e-3", "betas=(0.8,0.99)", "weight_decay=0.1", "--shape", "4,3",
                  "--html", str(page))  # fmt: skip
@@ -136,6 +137,7 @@ def test_command_line(tmp_path):
 
 
 def test_command_line_compares():
+    pytest.importorskip("torch")
     result = run("--compare", "torch.optim.SGD", "lr=0.1", "lossnav.zoo:Lion", "--shape", "4,3")
     assert result.exit_code == 0, result.output
     rows = [re.split(r"  +", line) for line in result.output.splitlines()]
@@ -147,6 +149,7 @@ def test_command_line_compares():
 
 
 def test_command_line_takes_a_module_of_the_readers(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     text = "import torch\ndef make(params, lr=0.5):\n    print('hello')\n    return torch.optim.SGD(params, lr=lr)\n"
     (tmp_path / "mine_for_infer.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -168,6 +171,7 @@ def test_command_line_takes_a_module_of_the_readers(tmp_path, monkeypatch):
     ],
 )
 def test_command_line_refuses(words, sentence):
+    pytest.importorskip("torch")
     result = run(*words)
     assert result.exit_code == 2
     assert sentence in result.output

@@ -9,9 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from lossnav.cli import commands
-from lossnav.inference import Assumptions, Estimate, fingerprint, infer
+from lossnav.inference import Assumptions, Estimate, comparison, infer
 from lossnav.inference.assumptions import Discount, Memory, WeightDrift
-from lossnav.inference.conversion import convert
+from lossnav.inference.comparison import convert
 from lossnav.rules import zoo
 
 ADAMW = "torch.optim.AdamW"
@@ -48,16 +48,16 @@ def test_changes_are_beyond_the_intervals():
         return Assumptions("a", Discount("ballistic", lr=lr), **more)
 
     base = of(Estimate(0.1, 0.09, 0.11))
-    assert fingerprint.changes(base, of(Estimate(0.105, 0.1, 0.12))) == []
-    assert fingerprint.changes(base, of(Estimate(0.2, 0.19, 0.21))) == ["lr 0.1 -> 0.2"]
-    assert fingerprint.changes(base, replace(base, mechanisms=("cautious mask",))) == [
+    assert comparison.changes(base, of(Estimate(0.105, 0.1, 0.12))) == []
+    assert comparison.changes(base, of(Estimate(0.2, 0.19, 0.21))) == ["lr 0.1 -> 0.2"]
+    assert comparison.changes(base, replace(base, mechanisms=("cautious mask",))) == [
         "now with cautious mask"
     ]
     ahead = replace(base, memory=Memory(look_ahead=True))
     behind = replace(base, memory=Memory(look_ahead=False))
-    assert fingerprint.changes(ahead, behind) == ["no longer with look-ahead (Nesterov)"]
+    assert comparison.changes(ahead, behind) == ["no longer with look-ahead (Nesterov)"]
     decay = replace(base, drift=WeightDrift("coupled", weight_decay=Estimate.exactly(0.1)))
-    assert fingerprint.changes(base, decay) == [
+    assert comparison.changes(base, decay) == [
         "weight_decay none -> 0.1", "decay now coupled (was unknown)"
     ]  # fmt: skip
 
@@ -68,16 +68,16 @@ def test_lr_of_momentum_is_torchs():
         infer(lambda p, m=m: torch.optim.SGD(p, lr=0.1, momentum=m), shape=(4, 3))
         for m in (0.9, 0.8)
     ]
-    assert fingerprint.changes(*found) == ["beta1 0.9 -> 0.8"]
+    assert comparison.changes(*found) == ["beta1 0.9 -> 0.8"]
     assert any("1 = 0.1 / (1 - 0.9)" in note for note in found[0].notes)
 
 
 def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
     found = infer(zoo.Lion(1e-3), shape=(4, 3))
-    fingerprint.save(tmp_path / "lion.json", found, {"shape": (4, 3)})
-    again, options = fingerprint.load(tmp_path / "lion.json")
+    comparison.save(tmp_path / "lion.json", found, {"shape": (4, 3)})
+    again, options = comparison.load(tmp_path / "lion.json")
     assert options == {"shape": (4, 3)}
-    assert fingerprint.changes(found, again) == []
+    assert comparison.changes(found, again) == []
     assert again.mechanisms == ("sign",)
 
 

@@ -279,13 +279,12 @@ def test_changes_from_outside_are_reported(tmp_path):
 
 def test_too_little_to_tell(tmp_path):
     make = KNOWN["AdamW"][0]
-    found = infer_log(run(make, tmp_path / "run.npz", steps=9, before=5, every=3, burst=1))
-    assert found.settings == {}
-    assert found.nearest is None
-    assert found.notes == (
-        "From 3 recorded steps in 3 bursts.",
-        "lr, memories, decay and metric cannot be identified from these updates.",
-    )
+    for before in (0, 5):  # steps that do not follow each other show no memory
+        path = run(make, tmp_path / "run.npz", steps=9, before=before, every=3, burst=1)
+        found = infer_log(path)
+        assert (found.settings, found.nearest, found.outside) == ({}, None, ())
+        assert found.notes[0] == "From 3 recorded steps in 3 bursts."
+        assert "its longest run of consecutive steps is 1, and it takes 16" in found.notes[1]
     path = run(make, tmp_path / "run.npz", steps=1, alter=lambda model, step: None)
     alone = infer_log(path)  # one step of AdamW has one length, and decay
     truth = {"lr": 1e-3, "weight_decay": 0.1}

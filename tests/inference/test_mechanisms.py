@@ -9,8 +9,9 @@ import pytorch_optimizer as outside
 import torch
 
 from lossnav.inference import infer
+from lossnav.inference.fit import EARLY, best_factor, distance
 from lossnav.inference.fit.mechanisms import MECHANISMS, ChangedModel
-from lossnav.inference.probes import ProbeError
+from lossnav.inference.probes import ProbedOptimizer, ProbeError, invariance
 from lossnav.optim.torch import Navigator
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule
@@ -49,6 +50,83 @@ def test_mechanisms_of_known_optimizers_are_named_with_their_numbers(optimizer, 
     assert found.settings["beta1"].value == pytest.approx(0.8, rel=1e-3)
     assert found.report(size="line").count(f" with {mechanism}") == 1
     assert found.nearest.is_close or str(found.nearest).startswith("no known optimizer")
+
+
+ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "diffuse": (True, True)}
+BETAS = {"betas": (0.9, 0.99)}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "settings"),
+    [
+        (made(torch.optim.RAdam, lr=0.1, **BETAS), "rectified variance", ADAM),
+        (made(torch.optim.Adadelta, lr=0.1, rho=0.95, eps=1e-6), "own step length", {"beta2": 0.95, "root": 1e-3}),
+        (made(torch.optim.Rprop, lr=0.1, etas=(0.6, 1.3)), "sign agreement", {"beta3": 0.6, "weight": 1.3, "limit": 50.0}),
+        (made(outside.AggMo, lr=0.3, betas=(0.0, 0.9, 0.99)), "several means",
+         {"lr": 1.1, "beta1": 0.9, "fresh": 1 / 11, "beta3": 0.99, "weight": 100 / 11}),
+        (made(outside.PAdam, lr=0.1, partial=0.2, eps=1e-12, **BETAS), "partial power", ADAM | {"eps": 0.0, "weight": 0.2, "late": 1}),
+        (made(outside.DiffGrad, lr=0.1, **BETAS), "friction", ADAM),
+        (made(outside.AdaBound, lr=1e-3, **BETAS), "bounded step size", ADAM | {"lr": 1e-3, "limit": 0.1, "weight": 1e-3}),
+        (made(outside.CAME, lr=0.1, betas=(0.9, 0.99, 0.999)), "factored second moment, with confidence",
+         {"beta1": 0.9, "beta2": 0.99, "beta3": 0.999, "limit": 1.0}),
+        (made(torch.optim.Adafactor, lr=0.1, eps=(1e-30, 1.0)), "factored second moment",
+         {"growth": 0.8, "limit": 1.0}),
+        (made(outside.ScheduleFreeSGD, lr=0.1, momentum=0.8), "parameter averaging", {"beta3": 0.8}),
+        (optax.amsgrad(0.1, b2=0.99), "largest variance, corrected", ADAM),
+        (optax.adan(0.1, b1=0.95, b2=0.9, b3=0.98), "averaged gradient difference",
+         {"beta1": 0.95, "beta2": 0.98, "beta3": 0.9, "eps": 1e-8}),
+        (optax.sm3(0.1), "cover of rows and columns", {"beta1": 0.9}),
+        (optax.optimistic_gradient_descent(0.1, beta=0.5), "gradient difference, not clipped", {"weight": 0.5}),
+        (optax.chain(optax.scale_by_adam(b2=0.99), optax.normalize_by_update_norm(), optax.scale(-0.1)),
+         "normalised length", ADAM | {"lr": 0.1 / 12**0.5}),
+    ],
+)  # fmt: skip
+def test_a_mechanism_is_that_of_the_optimizer(optimizer, name, settings):
+    """The model of each mechanism against an implementation of the optimizer that has it."""
+    g = np.random.default_rng(0).standard_normal((60, 1, *SMALL))
+    steps = ProbedOptimizer(optimizer, SMALL).run(g)
+    model = ChangedModel(**{"lr": 0.1} | settings, mechanism=name)
+    assert distance(steps[EARLY:], model.steps(g)[EARLY:]) < 1e-5
+
+
+def test_madgrad_averages_from_the_start():
+    g = np.random.default_rng(0).standard_normal((60, 2, *SMALL))
+    steps = ProbedOptimizer(made(outside.MADGRAD, lr=0.1), SMALL).run(g)
+    model = ChangedModel(1.0, mechanism="dual averaging").steps(g)
+    assert distance(steps[EARLY:], best_factor(model[EARLY:], steps[EARLY:]) * model[EARLY:]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        (optax.adan(1e-3), "Adam(lr=0.001, betas=(0.98, 0.99)) with averaged gradient difference"),
+        (outside.AggMo, "SGD(lr=0.0003667, momentum=0.9) with several means"),
+    ],
+)
+def test_what_a_line_says(optimizer, line):
+    found = infer(optimizer, shape=SMALL)
+    assert line in found.report(size="line")
+    assert not any("warms up" in sentence for sentence in found.outside)
+
+
+def test_steps_without_a_component_along_the_weights():
+    for kind in (outside.AdamP, torch.optim.Adam):
+        assert invariance.projects_weights(ProbedOptimizer(kind, SMALL)) == (kind is outside.AdamP)
+
+
+def test_soap_is_recognised_in_other_libraries():
+    """On matrices with more rows than columns, the first basis is partly left to rounding."""
+    found = infer(outside.SOAP, shape=SMALL)
+    assert found.nearest.name == "SOAP"
+    assert found.nearest.distance < 1e-3
+
+
+def test_optax_rules_are_compiled_for_one_tensor_where_tensors_are_alone():
+    noise = optax.add_noise(0.1, 0.55, key=0)  # a key of its own for each tensor
+    together = optax.clip_by_global_norm(1.0)
+    assert ProbedOptimizer(optax.sgd(0.1, momentum=0.9), SMALL)._alone
+    for first in (noise, together):
+        assert not ProbedOptimizer(optax.chain(first, optax.sgd(0.1)), SMALL)._alone
 
 
 @dataclass(frozen=True)
@@ -152,8 +230,9 @@ def test_second_derivatives_are_refused_in_one_sentence():
 def test_a_mechanism_sees_no_later_gradient(name):
     """A step depends on gradients up to its own: changing the last one changes the last step only."""
     g = np.random.default_rng(0).standard_normal((30, 2, *SMALL))
-    model = ChangedModel(1e-3, 0.9, beta2=0.99, diffuse=(True, True), mechanism=name,
-                         **{"beta3": 0.9, "weight": 1.0, "limit": 1.0} | MECHANISMS[name].start[0])  # fmt: skip
+    usual = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "diffuse": (True, True), "mechanism": name}
+    usual |= {"beta3": 0.9, "weight": 1.0, "limit": 1.0}
+    model = ChangedModel(**usual | MECHANISMS[name].start[0])
     changed = g.copy()
     changed[-1] *= 3
     before, after = model.steps(g), model.steps(changed)

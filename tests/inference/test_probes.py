@@ -178,3 +178,9 @@ def test_the_response_follows_a_jump_of_the_noise():
     after = seen.times[seen.times >= 0]
     variance = 100 - 99 * 0.7 ** (after + 1)
     assert seen.measured[seen.times >= 0] == pytest.approx(variance**-0.5, rel=1e-3)
+
+
+def test_a_gain_by_noise_without_memory_is_the_gradient():
+    g = np.random.default_rng(0).standard_normal((5, 1, 3))
+    kalman = Model(0.1, beta1=0.0, beta2=0.9, by_noise=True)
+    assert (kalman.steps(g) == Model(0.1, beta2=0.9).steps(g)).all()

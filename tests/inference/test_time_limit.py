@@ -88,6 +88,8 @@ def test_native_code_that_never_returns_is_left_behind_and_said(hanging, monkeyp
 
 
 def test_an_optimizer_that_hangs_when_it_is_made(hanging):
+    pytest.importorskip("torch")
+
     def make(params):
         python_code(hanging)
 
@@ -159,6 +161,7 @@ def test_a_limit_changes_no_number_and_may_be_left_out():
 
 
 def test_the_command_says_which_probe_was_running(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     (tmp_path / "endless.py").write_text("def mine(grad, theta):\n    while True:\n        pass\n")
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["infer", "endless:mine", "--timeout", "0.5", "--shape", "2,2"])

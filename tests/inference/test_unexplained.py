@@ -122,7 +122,7 @@ def test_a_variance_that_is_never_forgotten():
     ("make", "sentences"),
     [
         (torch.optim.Adamax, ["divides by a decaying maximum of gradients"]),
-        (torch.optim.RAdam, ["explained by no setting of the family", "changes with their count"]),
+        (torch.optim.RAdam, ["starts as gradient descent and warms up"]),
     ],
 )
 def test_others_are_not_misnamed(make, sentences):

@@ -31,12 +31,18 @@ def problem(t):
 
 
 SETTINGS = {
-    "squared-batch": {"batch_size": 8},
+    "squared-batch": {"batch_size": 8, "prior_variance": 0.2},
     "unbalanced": {"batch_size": 8, "balance": False, "prior_variance": 0.3},
-    "fisher": {"curvature": "fisher", "momentum": 0.0},
-    "ggn": {"curvature": "ggn", "pull": 4.0, "prior_rate": 0.05, "return_rate": 0.01},
-    "inertia": {"curvature": "ggn", "inertia": 0.7, "volatility": 1.0},
-    "one example": {"curvature": "fisher", "batch_size": 1},
+    "fisher": {"curvature": "fisher", "momentum": 0.0, "prior_variance": 0.1},
+    "ggn": {
+        "curvature": "ggn",
+        "prior_variance": 0.3,
+        "pull": 4.0,
+        "prior_rate": 0.05,
+        "return_rate": 0.01,
+    },
+    "inertia": {"curvature": "ggn", "prior_variance": 0.3, "inertia": 0.7, "volatility": 1.0},
+    "one example": {"curvature": "fisher", "batch_size": 1, "prior_variance": 0.3},
 }
 
 
@@ -111,14 +117,14 @@ def test_a_schedule_and_gradients_that_are_not_finite():
 def test_priors_are_those_of_the_nearest_matrix():
     """A dict is in the order of its keys, so a bias comes before its weight."""
     params = {
-        "one": {"b": jnp.zeros(2), "w": jnp.full((2, 2), 2.0)},
-        "two": {"b": jnp.zeros(2), "w": jnp.full((2, 2), 3.0)},
-        "zero": {"w": jnp.zeros((2, 2))},
+        "one": {"b": jnp.zeros(2), "w": jnp.ones((2, 2))},
+        "two": {"b": jnp.zeros(2), "w": jnp.ones((2, 2, 4))},
+        "zero": {"w": jnp.zeros((8, 2)), "none": None},
     }
     for start in (weight_uncertainty().init, jax.jit(weight_uncertainty().init)):
         found = start(params).memory["prior_variance"]
         assert jax.tree.map(float, found) == {
-            "one": {"b": 4.0, "w": 4.0}, "two": {"b": 9.0, "w": 9.0}, "zero": {"w": 9.0},
+            "one": {"b": 1.0, "w": 1.0}, "two": {"b": 0.5, "w": 0.5}, "zero": {"w": 0.25, "none": None},
         }  # fmt: skip
     assert float(weight_uncertainty().init(jnp.zeros(3)).memory["prior_variance"]) == 1.0
 
@@ -210,12 +216,10 @@ def test_refusals(call, sentence):
         call()
 
 
-def test_the_size_of_a_batch_is_asked_for_and_single_examples_warn():
+def test_the_size_of_a_batch_is_asked_for():
     params = jnp.ones((40, 50))
     optimizer = weight_uncertainty()
     state = optimizer.init(params)
     with pytest.raises(ValueError, match=r"examples in a batch is not known.*batch_size=\.\.\."):
         optimizer.update(jnp.ones_like(params), state, params)
     optimizer.update(jnp.ones_like(params), state, params, batch_size=4)
-    with pytest.warns(UserWarning, match="2000 weights rests on k = 940 examples"):
-        weight_uncertainty(batch_size=1).init(params)

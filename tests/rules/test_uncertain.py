@@ -10,6 +10,7 @@ import lossnav as ln
 from lossnav.paper.figures.uncertainty import SWITCHES
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.rules.uncertain import (
+    SUMS,
     Observed,
     UncertainRule,
     UncertainWeightsRule,
@@ -299,15 +300,15 @@ def test_the_practical_step_is_that_of_the_optimizer(settings):
         if measured:
             given = [{p: torch.tensor(a) for p, a in zip(params, squares, strict=True)}] * 2
             optimizer.observe(*given, batch_size=8)
+        layers = {name: np.array([state[name] for state in states]) for name in SUMS}
         q = [1.0] * len(thetas)
         if rule.balance:
-            q = signal_shares(
-                *(np.array([s[name] for s in states]) for name in ("signal", "scatter"))
-            )
+            q = signal_shares(layers["signal"], layers["scatter"])
         for i, (p, g) in enumerate(zip(params, grads, strict=True)):
             p.grad = torch.tensor(g)
             seen = Observed(8, squares[i], squares[i]) if measured else None
-            step, states[i] = rule.update(g, states[i], thetas[i], q=q[i], observed=seen)
+            told = {"q": q[i], "layers": layers if rule.balance else None, "observed": seen}
+            step, states[i] = rule.update(g, states[i], thetas[i], **told)
             thetas[i] = thetas[i] + step
         optimizer.step()
     for p, x, state in zip(params, thetas, states, strict=True):
@@ -322,3 +323,84 @@ def test_the_practical_rule_asks_for_numbers_to_draw_and_says_what_it_assumes():
     step, _ = rule.update(np.ones(2), rule.init(np.ones(2)), np.ones(2), draw=np.zeros_like)
     assert np.isfinite(step).all()
     assert "a prior whose mean follows the weights" in rule.assumptions
+
+
+def filtered(log_density, grid):
+    """Mean and variance of a density on a grid."""
+    p = np.exp(log_density - log_density.max())
+    p /= p.sum()
+    mean = (p * grid).sum()
+    return mean, (p * (grid - mean) ** 2).sum()
+
+
+NOTHING = {name: np.zeros(1) for name in SUMS}
+"""Sums of layers that no step has informed."""
+OLD = {"t": np.array(10**9, np.int32)}
+"""A state whose averages have left their first steps, plain means, behind."""
+
+
+def test_the_step_is_bayes_rule_with_forgetting_towards_the_prior():
+    """Against densities on a grid: p <- p^(1-a) prior^a exp(-k E loss), for a quadratic loss."""
+    a, k, E, v0, start = 0.05, 0.5, 4, 0.2, 0.3
+    rule = UncertainWeightsRule(
+        a, k=k, batch_size=E, curvature="fisher", pull=1.0, momentum=0.0, curvature_rate=a,
+        prior_rate=0.0, return_rate=0.0, balance=False, prior_variance=v0,
+    )  # fmt: skip
+    grid = np.linspace(-8, 8, 8001)
+    prior = -((grid - start) ** 2) / (2 * v0)
+    belief, mu = prior.copy(), np.array([start])
+    state = rule.init(mu) | OLD
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        curved = 0.5 + rng.random()
+        g = 0.1 * rng.normal() + curved * (mu - 1.0)
+        loss = g * (grid - mu) + curved * (grid - mu) ** 2 / 2
+        belief = (1 - a) * belief + a * prior - k * E * loss
+        observed = Observed(E, np.array([curved]), np.array([curved]))
+        step, state = rule.update(g, state, mu, layers=NOTHING, observed=observed)
+        mu = mu + step
+        mean, spread = filtered(belief, grid)
+        np.testing.assert_allclose(mu, mean, rtol=1e-6)
+        np.testing.assert_allclose(variance(state), spread, rtol=1e-6)
+
+
+@pytest.mark.parametrize("v", [0.02, 0.1])
+def test_the_practical_step_is_that_of_the_objective_with_a_prior(v):
+    """Overdamped: the divergence from the prior is a quadratic loss more, and a = eta dt / gamma."""
+    a, K, H, best, v0, start, mu = 1e-6, 8.0, 3.0, 2.0, 0.5, -0.4, np.array([0.7])
+    centre = (H * best + start / (K * v0)) / (H + 1 / (K * v0))
+    loss = ln.Quadratic(H + 1 / (K * v0), minimum=[centre])
+    gamma = 1e5
+    objective = weight_uncertainty(loss, eta=1.0, k=K, gamma=gamma)
+    theory = ln.learning_rule(objective, a * gamma, variance=v)
+    moved, after = theory.update(loss.grad(mu), theory.init(mu), mu)
+    rule = UncertainWeightsRule(
+        a, k=K * a, batch_size=1, curvature="fisher", pull=1.0, momentum=0.0, curvature_rate=a,
+        prior_rate=0.0, return_rate=0.0, balance=False, prior_variance=v0,
+    )  # fmt: skip
+    state = {**rule.init(np.array([start])), **OLD, "curvature": np.array([(1 / v - 1 / v0) / K])}
+    observed = Observed(1, np.array([H]), np.array([H]))
+    step, kept = rule.update(H * (mu - best), state, mu, layers=NOTHING, observed=observed)
+    np.testing.assert_allclose(step / a, moved / a, rtol=1e-4)
+    gained = (1 / variance(kept) - 1 / v) / a
+    np.testing.assert_allclose(gained, (after["precision"] - 1 / v) / a, rtol=1e-4)
+
+
+def test_evidence_is_measured_in_any_unit_of_the_loss():
+    """Gradients of a mean of 16 whose variance is the curvature over 16; then of their sum."""
+    rng = np.random.default_rng(0)
+    root = np.exp(rng.normal(size=400))
+    found = []
+    for scale in (1.0, 16.0, 1e-3):
+        rule = UncertainWeightsRule(0.01, k=1.0, curvature="ggn", batch_size=16)
+        theta = np.zeros((20, 20))
+        state = rule.init(theta)
+        rng = np.random.default_rng(1)
+        for _ in range(300):
+            each = root.reshape(20, 20) * rng.normal(size=(16, 20, 20)) * scale
+            seen = Observed(16, (each**2).mean(0), root.reshape(20, 20) ** 2 * scale)
+            step, state = rule.update(each.mean(0), state, theta, observed=seen)
+            theta = theta + step
+        found.append(rule.weights(*(state[name] for name in SUMS), 16)[1] * scale)
+    assert found[0] == pytest.approx(16.0, rel=0.05)  # a sum stands for as many, a scaled loss too
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)

@@ -5,7 +5,7 @@ import pytest
 
 import lossnav as ln
 from lossnav.problem.running_cost import dips, running_jet
-from lossnav.solvers.ritz.assembly import FixedMotion, Functional
+from lossnav.solvers.ritz.assembly import AffineAssembly, Functional
 from lossnav.solvers.ritz.ends import _rest_condition, end_at
 from lossnav.solvers.ritz.mesh import Mesh
 
@@ -63,7 +63,7 @@ def test_the_derivatives_are_those_of_J(metric, drift, end):
     """Central differences of the value, one point at a time; the slope by those of the slope."""
     _, functional, mesh, points = case(metric, drift, end=end)
     whole = functional.on(mesh)
-    assert isinstance(whole, FixedMotion)
+    assert isinstance(whole, AffineAssembly)
     points = points - functional.theta0
     _, gradient, blocks = (np.array(part) for part in whole.cost(points, 2))
     np.testing.assert_allclose(whole.cost(points, 1)[1], gradient, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ from scipy.integrate import quad_vec
 import lossnav as ln
 from lossnav.problem.running_cost import dips
 from lossnav.solvers.banded import Lift, solve_elements
-from lossnav.solvers.ritz.assembly import FixedMotion, Functional, GeneralMotion
+from lossnav.solvers.ritz.assembly import AffineAssembly, Functional, GeneralAssembly
 from lossnav.solvers.ritz.mesh import Mesh
 
 
@@ -49,11 +49,11 @@ def test_the_short_way_is_the_general_one(metric):
     mesh = Mesh(np.array([0.0, 0.5, 1.5, 2.0]), 4)
     points = np.random.default_rng(0).normal(size=(13, 2))
     functional = Functional(objective, points[0])
-    assert isinstance(functional.on(mesh), FixedMotion)
+    assert isinstance(functional.on(mesh), AffineAssembly)
     for order in (0, 1, 2):
         short, general = (
             whole.cost(points - points[0], order)
-            for whole in (functional.on(mesh), GeneralMotion(functional, mesh))
+            for whole in (functional.on(mesh), GeneralAssembly(functional, mesh))
         )
         assert len(short) == order + 1
         for a, b in zip(short, general, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import lossnav as ln
 from lossnav.solvers.ritz import finite
 from lossnav.solvers.ritz.assembly import Functional
-from lossnav.solvers.ritz.finite import against, apart, contenders
+from lossnav.solvers.ritz.finite import better_than, contenders, distinct
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import PATIENCE, Minimum, minimise
 from lossnav.solvers.trajectory import Status
@@ -43,7 +43,7 @@ def test_below_the_floor_nothing_is_given_up():
 
 def test_paths_side_by_side_are_one():
     found = [rough(1.0), rough(1.01, shift=0.005), rough(1.1, shift=0.3)]
-    assert [one.J for one in apart(found)] == [1.0, 1.1]
+    assert [one.J for one in distinct(found)] == [1.0, 1.1]
 
 
 def test_a_rival_leaves_only_what_is_elsewhere_and_may_be_cheaper():
@@ -52,7 +52,7 @@ def test_a_rival_leaves_only_what_is_elsewhere_and_may_be_cheaper():
     same = rough(rival.J)
     same.points = rival.at(same.mesh.t)
     elsewhere, dear = rough(0.9 * rival.J, shift=0.5), rough(2.0 * rival.J, shift=0.5)
-    assert against([same, elsewhere, dear], rival, 0.1, 0.0, 2.0) == [elsewhere]
+    assert better_than([same, elsewhere, dear], rival, 0.1, 0.0, 2.0) == [elsewhere]
 
 
 def test_what_another_found_path_does_is_not_worked_out_again():
@@ -61,8 +61,8 @@ def test_what_another_found_path_does_is_not_worked_out_again():
     rival = replace(ways[0], candidates=(ways[1],))
     same = rough(0.9 * rival.J)
     same.points = ways[1].at(same.mesh.t)
-    assert against([same], ways[0], 0.1, 0.0, 2.0) == [same]
-    assert against([same], rival, 0.1, 0.0, 2.0) == []
+    assert better_than([same], ways[0], 0.1, 0.0, 2.0) == [same]
+    assert better_than([same], rival, 0.1, 0.0, 2.0) == []
 
 
 def test_a_hopeless_path_is_given_up_after_a_few_steps():
@@ -73,7 +73,7 @@ def test_a_hopeless_path_is_given_up_after_a_few_steps():
     whole = minimise(functional, mesh, still, 100)
     asked = []
     given_up = minimise(
-        functional, mesh, still, 100, hopeless=lambda one: asked.append(one.J) or True
+        functional, mesh, still, 100, should_prune=lambda one: asked.append(one.J) or True
     )
     assert given_up.iterations == PATIENCE < whole.iterations
     assert given_up.status is Status.ITERATIONS

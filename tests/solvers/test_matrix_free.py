@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.solvers.matrix_free import _Sums
+from lossnav.solvers.matrix_free import _Preconditioned
 
 
 @pytest.mark.parametrize("end", [None, [1.0, 0.0]])
@@ -51,7 +51,7 @@ def test_never_worse_than_gradient_descent_in_many_dimensions():
     scale = ln.TorchLoss(lambda x: (x.new_tensor(h) * (1 - (x - 1).cos())).sum())
     objective = ln.Objective(scale, eta=2.0, gamma=0.2)
     theta0 = rng.normal(size=2000)
-    sums = _Sums(objective, theta0, None, 3.0, 15)
+    sums = _Preconditioned(objective, theta0, None, 3.0, 15)
     path = ln.solve(objective, theta0, 3.0, method=ln.MatrixFree(steps=15, iterations=60))
     assert path.J < sums.cost(sums.descent())[0]
     assert path.at(1.23).shape == (2000,)
@@ -59,7 +59,7 @@ def test_never_worse_than_gradient_descent_in_many_dimensions():
 
 def test_coordinates_go_there_and_back():
     objective = ln.Objective(ln.DoubleWell(), gamma=0.4)
-    sums = _Sums(objective, np.array([0.3, 0.2]), None, 2.0, 9)
+    sums = _Preconditioned(objective, np.array([0.3, 0.2]), None, 2.0, 9)
     points = np.random.default_rng(1).normal(size=(10, 2))
     points[0] = 0.3, 0.2
     assert sums.points(sums.whitened(points)) == pytest.approx(points)

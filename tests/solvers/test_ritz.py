@@ -135,6 +135,16 @@ def test_every_kind_of_problem_obeys_its_equations(loss, drift, metric, gamma):
     assert flow.y[:2].T == pytest.approx(path.at(flow.t), abs=1e-6 * scale)
 
 
+@pytest.mark.parametrize("horizon", [38, 40, 42])
+def test_what_the_discount_hides_decides_nothing(horizon):
+    """At the end it weighs 1e-17, and whether the path there could be better is rounding."""
+    objective = ln.Objective(LOSSES["quadratic"][0], metric=METRICS["curved"], gamma=1.0)
+    path = ln.solve(objective, LOSSES["quadratic"][2], horizon=horizon, method=ln.Ritz())
+    assert path.status is ln.Status.CONVERGED
+    endless = ln.solve(objective, LOSSES["quadratic"][2], method=ln.Ritz())
+    assert path.J == pytest.approx(endless.J, rel=1e-11)
+
+
 def _acceleration(objective):
     import sympy
 
@@ -385,7 +395,7 @@ def test_a_path_that_discount_decides_goes_on_for_as_long_as_it_is_asked():
 
 
 def test_a_path_that_never_comes_near_an_end_is_not_followed_for_ever(monkeypatch):
-    monkeypatch.setattr("lossnav.solvers.ritz.windows._MOST", 3)
+    monkeypatch.setattr("lossnav.solvers.ritz.windows._MAX_WINDOWS", 3)
     path = ln.solve(ln.Objective(ln.DoubleWell(), gamma=10.0), [-0.6, 0.55])
     with pytest.raises(ValueError, match="ask for times up to"):
         path.at(1e5)

@@ -9,7 +9,7 @@ import sympy
 import lossnav as ln
 from lossnav.solvers.banded import SparseBlocks, solve_elements
 from lossnav.solvers.ritz import assembly, refinement
-from lossnav.solvers.ritz.assembly import FixedMotion, Functional, SparseMotion
+from lossnav.solvers.ritz.assembly import AffineAssembly, Functional, SparseAssembly
 from lossnav.solvers.ritz.mesh import Mesh
 from lossnav.solvers.ritz.newton import Minimum
 
@@ -82,7 +82,7 @@ def test_time_is_shared_out_at_one_energy():
     points = (-0.9 + 1.8 * mesh.t / mesh.t[-1])[:, None]
     J = float(functional.on(mesh).cost(points - functional.base, 0)[0])
     before = Minimum(functional, mesh, points, J, np.zeros(1), ln.Status.ITERATIONS, 0)
-    edges = refinement._shared_out(before)
+    edges = refinement._equal_energy_edges(before)
     assert edges[-1] == pytest.approx(mesh.edges[-1], rel=1e-12)
     after = functional.on(Mesh(edges, 4))
     moves = points - functional.base
@@ -111,8 +111,8 @@ def test_coupled_pairs_give_the_same_equations_as_full_blocks(fixed, monkeypatch
     few = functional.on(mesh)
     monkeypatch.setattr(assembly, "_MANY", math.inf)
     full = functional.on(mesh)
-    assert type(few) is SparseMotion
-    assert type(full) is FixedMotion
+    assert type(few) is SparseAssembly
+    assert type(full) is AffineAssembly
     values, expected = few.cost(moves, 2), full.cost(moves, 2)
     assert isinstance(values[2], SparseBlocks)
     assert values[0] == pytest.approx(expected[0], rel=1e-14)

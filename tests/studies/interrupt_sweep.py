@@ -17,7 +17,7 @@ from typing import ClassVar
 from unittest import mock
 
 from lossnav.studies import engines
-from lossnav.studies.progress import Quiet
+from lossnav.studies.progress import Progress
 from lossnav.studies.trial import Trial
 
 TRIALS = [Trial("a", "r", "fake", {}, "x", {"lr": 0.1}, {}, seed, "tuning", 3) for seed in range(3)]
@@ -54,7 +54,7 @@ def run(engine):
     with engines.deferred():
         try:
             for trials in (TRIALS[:1], TRIALS[1:]):
-                with contextlib.closing(engine.run(trials, Quiet())) as results:
+                with contextlib.closing(engine.run(trials, Progress())) as results:
                     for _ in results:
                         pass
         finally:

@@ -264,6 +264,104 @@ def test_variational_newton_asks_at_the_mean_first():
     assert not torch.equal(seen[1], seen[0])
 
 
+def test_hare_and_tortoise():
+    """Lee et al.: the tortoise is a slow mean of the hare, which Adam moves and which returns to it."""
+    examples, start = data(13), Net(a_model()).theta
+    m, v = ([np.zeros_like(a) for a in start] for _ in range(2))
+    tortoise = [a.copy() for a in start]
+
+    def rule(t, net, x, y):
+        for i, g in enumerate(net.gradient(x, y)):
+            m[i] = 0.8 * m[i] + 0.2 * g
+            v[i] = 0.9 * v[i] + 0.1 * g**2
+            net.theta[i] -= 0.05 * (m[i] / (1 - 0.8**t)) / (np.sqrt(v[i] / (1 - 0.9**t)) + 1e-6)
+            tortoise[i] = 0.7 * tortoise[i] + 0.3 * net.theta[i]
+            if t % 4 == 0:
+                net.theta[i] = tortoise[i].copy()
+
+    def make(p):
+        return peers.HareTortoise(p, 0.05, every=4, decay=0.7, betas=(0.8, 0.9), eps=1e-6)
+
+    agree(trained(make, examples), expected(examples, rule))
+
+
+class Unmoved(peers.SpectralAdam):
+    """Keeps the gradient that Adam would get, and leaves the weights."""
+
+    def adapt(self, g, lr, betas, eps):
+        self.seen = g.clone()
+
+
+def test_spectral_regularization():
+    """Lewandowski et al.: the gradient of the penalty by autograd through exact singular values."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 5), nn.LayerNorm(5), nn.Linear(5, 2)
+    ).double()
+    with torch.no_grad():
+        for p in model.parameters():  # the scale of the normalization stays one at first
+            p += 0.1 * torch.randn_like(p) if p is not model[3].weight else 0.0
+    optimizer = Unmoved(model.parameters(), 0.1, strength=0.3)
+    with torch.no_grad():
+        model[3].weight += 0.5
+    penalty = 0.0
+    for p in model.parameters():
+        if p.ndim > 1:
+            penalty += (torch.linalg.svdvals(p.flatten(1))[0] ** 2 - 1) ** 2
+        else:
+            penalty += (p - float(p is model[3].weight)).square().sum() ** 2
+    model(torch.randn(4, 2, 3, 3, dtype=torch.float64)).square().mean().backward()
+    wanted = []
+    for p, g in zip(
+        model.parameters(), torch.autograd.grad(penalty, model.parameters()), strict=True
+    ):
+        wanted.append((p.grad + 0.3 * g).flatten())
+    for _ in range(300):  # one power iteration each
+        optimizer.step()
+    torch.testing.assert_close(optimizer.seen, torch.cat(wanted), rtol=1e-6, atol=1e-9)
+
+
+def test_one_power_iteration_for_each_step():
+    """From the vector of the step before: right = W^T left, left = W right, both of length one."""
+    torch.manual_seed(0)
+    W = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    optimizer = Unmoved([W], 0.1, strength=1.0)
+    left, M = optimizer.rows[0].numpy().copy(), W.detach().numpy().copy()
+    for _ in range(3):
+        W.grad = torch.zeros_like(W)
+        optimizer.step()
+        right = M.T @ left / np.linalg.norm(M.T @ left)
+        sigma = np.linalg.norm(M @ right)
+        left = M @ right / sigma
+        slope = 2 * (sigma**2 - 1) * 2 * sigma * np.outer(left, right)
+        np.testing.assert_allclose(optimizer.seen.reshape(4, 3).numpy(), slope, rtol=1e-12)
+
+
+def test_spectral_regularization_without_strength_is_adam():
+    examples = data(10)
+    ours = trained(lambda p: peers.SpectralAdam(p, 0.03, strength=0.0), examples)
+    agree(ours, trained(lambda p: torch.optim.Adam(p, 0.03), examples))
+
+
+def test_layer_normalization_with_weight_decay():
+    """AdamW of PyTorch on the same network with layers that normalize, and no others."""
+    examples, model = data(8), a_model()
+    ours = trained(lambda p: peers.LayerNormAdamW(p, 0.05, weight_decay=0.3), examples)
+    first, relu, second, _, third = model
+    norms = [nn.LayerNorm(n, elementwise_affine=False).double() for n in SIZES[1:3]]
+    normed = nn.Sequential(first, norms[0], relu, second, norms[1], relu, third)
+    optimizer = torch.optim.AdamW(normed.parameters(), lr=0.05, weight_decay=0.3)
+    byhand = []
+    for x, y in examples:
+        optimizer.zero_grad()
+        (normed(torch.tensor(x)) - torch.tensor(y)).square().mean().backward()
+        optimizer.step()
+        byhand.append([p.detach().numpy().copy() for p in normed.parameters()])
+    agree(ours, byhand)
+    with pytest.raises(RuntimeError, match="watch"):
+        peers.LayerNormAdamW(model.parameters(), 0.1).step()
+
+
 def redraw(net, layer, units):
     """New units: their weights, bias, and what leaves them."""
     w, b, after = (net.theta[2 * layer + n] for n in (0, 1, 2))
@@ -357,7 +455,53 @@ def test_redo():
     assert max(number for _, number in replaced) > 1
 
 
-@pytest.mark.parametrize("make", [unit_peers.ReDo, unit_peers.ContinualBackprop])
+def test_self_normalized_resets():
+    """Farias and Jozefiak, as their code does it, unit by unit, with lists of times between firings."""
+    examples, eta, every, longest, replaced, thresholds = data(150, batch=1), 0.3, 12, 9, [], set()
+    hidden = [SIZES[1], SIZES[2]]
+    age, limit = ([[n] * width for width in hidden] for n in (0, longest))
+    times = [[[] for _ in range(width)] for width in hidden]
+
+    def rule(t, net, x, y):
+        seen = net.outputs(x)
+        for i, g in enumerate(net.gradient(x, y)):
+            net.theta[i] = net.theta[i] - 0.05 * g
+        for layer, width in enumerate(hidden):
+            over = []
+            for i in range(width):
+                if max(seen[layer + 1][:, i]) > 0:
+                    if age[layer][i]:
+                        times[layer][i].append(age[layer][i])
+                    age[layer][i] = 0
+                else:
+                    age[layer][i] += 1
+                if age[layer][i] >= limit[layer][i]:
+                    times[layer][i].append(age[layer][i])
+                    age[layer][i] = 0
+                    over.append(i)
+                if t % every == 0:
+                    past = sorted(times[layer][i])
+                    time = next((a for n, a in enumerate(past, 1) if n >= (1 - eta) * len(past)), 1)
+                    new = time if time < limit[layer][i] else 2 * limit[layer][i]
+                    limit[layer][i] = max(1, min(new, longest))
+                    thresholds.add(limit[layer][i])
+                    times[layer][i].clear()
+            if over:
+                redraw(net, layer, over)
+                replaced.append((layer, len(over)))
+
+    def make(p):
+        return unit_peers.SelfNormalizedResets(p, 0.05, eta=eta, every=every, longest=longest)
+
+    byhand = expected(examples, rule)
+    agree(trained(make, examples), byhand)
+    assert {layer for layer, _ in replaced} == {0, 1}
+    assert len(thresholds) > 3
+
+
+@pytest.mark.parametrize(
+    "make", [unit_peers.ReDo, unit_peers.ContinualBackprop, unit_peers.SelfNormalizedResets]
+)
 def test_unit_rules_say_what_they_need(make):
     optimizer = make(a_model().parameters(), 0.1)
     with pytest.raises(RuntimeError, match="watch"):

@@ -8,21 +8,22 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import pytest
 
 from lossnav.studies import engines
 from lossnav.studies.engines import ATTEMPTS, RunContext, make
-from lossnav.studies.progress import Quiet
+from lossnav.studies.progress import Progress
 from lossnav.studies.spec import plan
 from lossnav.studies.trial import Trial, callbacks
 
 HERE = Path(__file__).parent
-FAKE = RunContext(".", code=str(HERE), runner="fake_training:run_trial")
+FAKE = RunContext(gettempdir(), code=str(HERE), runner="fake_training:run_trial")
 
 
-class Heard(Quiet):
+class Heard(Progress):
     def __init__(self):
         self.steps = []
 
@@ -40,7 +41,7 @@ def trials(count=4, *, steps=3, **settings):
 
 def collect(engine, wanted, progress=None):
     with contextlib.closing(engine):
-        results = list(engine.run(wanted, progress or Quiet()))
+        results = list(engine.run(wanted, progress or Progress()))
     assert sorted(r.trial.key for r in results) == sorted(t.key for t in wanted)
     return {r.trial.seed: r for r in results}
 
@@ -138,7 +139,7 @@ def gone(pid, patience=5.0):
 
 def test_closing_stops_the_workers():
     engine = make("joblib", FAKE, jobs=2)
-    results = engine.run(trials(2) + trials(2, pause=30.0), Quiet())
+    results = engine.run(trials(2) + trials(2, pause=30.0), Progress())
     pids = {int(next(results).final["pid"]) for _ in range(2)}
     results.close()
     engine.close()
@@ -148,20 +149,20 @@ def test_closing_stops_the_workers():
 def test_workers_are_kept_from_one_phase_to_the_next_even_if_one_is_killed_meanwhile():
     engine = make("joblib", FAKE, jobs=1)
     with contextlib.closing(engine):
-        pids = [int(r.final["pid"]) for _ in range(2) for r in engine.run(trials(2), Quiet())]
+        pids = [int(r.final["pid"]) for _ in range(2) for r in engine.run(trials(2), Progress())]
         assert len(set(pids)) == 1
         os.kill(pids[0], signal.SIGKILL)
-        again = [r.status for r in engine.run(trials(2), Quiet())]
+        again = [r.status for r in engine.run(trials(2), Progress())]
         assert again == ["done", "done"]
     assert not engine.idle
 
 
 STARTER = """
 import sys
-from lossnav.studies.progress import Quiet
+from lossnav.studies.progress import Progress
 sys.path.insert(0, sys.argv[1])
 from test_engines import FAKE, make, trials
-results = make("joblib", FAKE, jobs=1).run([*trials(1), *trials(1, pause=30.0)], Quiet())
+results = make("joblib", FAKE, jobs=1).run([*trials(1), *trials(1, pause=30.0)], Progress())
 print(int(next(results).final["pid"]), flush=True)
 next(results)
 """
@@ -244,11 +245,11 @@ def real(count=2, **changes):
 @pytest.fixture(scope="module")
 def here():
     pytest.importorskip("torch")
-    return collect(make("serial", RunContext(".")), real())
+    return collect(make("serial", RunContext(gettempdir())), real())
 
 
 def test_real_training_is_the_same_in_processes(here):
-    same(here, collect(make("joblib", RunContext(".")), real()))
+    same(here, collect(make("joblib", RunContext(gettempdir())), real()))
     assert all(r.status == "done" for r in here.values())
 
 
@@ -260,7 +261,7 @@ def on_ray(place):
     fakes = trials(5, misdeed="die", seed=4, place=str(place), times=1, pause=0.2)[3:]
     either = replace(FAKE, runner="fake_training:run_either")
     found = collect(make("ray", either), [*real(), *fakes], heard)
-    here = collect(make("serial", RunContext(".")), real())
+    here = collect(make("serial", RunContext(gettempdir())), real())
     same(here, {seed: found[seed] for seed in here})
     assert [found[seed].status for seed in (3, 4)] == ["done"] * 2
     assert place.read_text() == "xx"
@@ -289,7 +290,7 @@ def test_two_processes_train_as_one_would(here):
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this PyTorch was built without gloo")
     heard = Heard()
-    found = collect(make("torchrun", RunContext("."), processes=2), real(1), heard)
+    found = collect(make("torchrun", RunContext(gettempdir()), processes=2), real(1), heard)
     assert found[0].status == "done", found[0].reason
     assert found[0].trial == here[0].trial
     for name, value in here[0].final.items():

@@ -21,7 +21,7 @@ from lossnav.cli.commands import app
 from lossnav.studies import progress, report, store
 from lossnav.studies.engines import RunContext, deferred
 from lossnav.studies.execution import check, dry_run, run
-from lossnav.studies.progress import Quiet
+from lossnav.studies.progress import Progress
 from lossnav.studies.spec import Study, StudyError, plan, read
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ BASE = {
 fake = mock.patch("lossnav.studies.execution._TRAINING", "fake_training")
 
 
-class Said(Quiet):
+class Said(Progress):
     def __init__(self):
         self.lines, self.ended, self.begun = [], [], None
 

@@ -1,4 +1,4 @@
-"""Checks of values where they enter; each error is one sentence that says what to do."""
+"""Checks of user input; each error is one sentence with a remedy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Text to SymPy through a whitelist of syntax, for formulas from files, the shell or a page.
+"""Text to SymPy through a whitelist of syntax, for formulas from files, the shell or a web page.
 
-Python's own parser makes the tree, but nothing is evaluated as Python: each node is one of the few
-kinds below or an error. Beside the symbols, two numbers are tracked, the value of a constant term
-and the product of the powers in a term, so that ``9**9**9**9``, ``((9*x)**64)**64`` or
-``(1.0000001**64)**64`` are refused before they are computed.
+Python's parser makes the tree, but nothing is evaluated as Python: each node is one of the few
+types below or an error. The value of a constant term and the product of the powers in a term are
+tracked, so that ``9**9**9**9``, ``((9*x)**64)**64`` or ``(1.0000001**64)**64`` are rejected before
+they are computed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ExpressionError(ValueError):
 class _Term(NamedTuple):
     expr: Any
     value: float | None  # of a term without variables
-    degree: float  # powers multiplied up: how far SymPy may multiply numbers out
+    degree: float  # product of the powers, a bound on the growth of numbers
 
 
 def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
@@ -100,13 +100,13 @@ def parse(text: str, symbols: Mapping[str, sympy.Symbol]) -> sympy.Expr:
 
 
 def _nested(node: ast.AST) -> int:
-    """How deep functions of functions go."""
+    """The depth of nested function calls."""
     inner = max(map(_nested, ast.iter_child_nodes(node)), default=0)
     return inner + isinstance(node, ast.Call)
 
 
 def _check_sizes(expr: sympy.Expr, text: str) -> None:
-    """Refuse powers and numbers that only appear once SymPy has joined terms."""
+    """Check the powers and numbers that appear when SymPy combines terms."""
     import sympy
 
     for power in expr.atoms(sympy.Pow):
@@ -233,7 +233,7 @@ def _combine(
 
 
 def _power(left: _Term, right: _Term, node: ast.expr, text: str) -> float:
-    """The degree of ``left ** right``, if it may be computed."""
+    """The degree of ``left ** right``; an error if it is too large to compute."""
     import sympy
 
     constant = right.value

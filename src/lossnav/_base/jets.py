@@ -26,7 +26,7 @@ class Jet:
         entries: Object array of SymPy expressions, of any shape.
         symbols: The D coordinates.
         values: Numbers for the named constants in ``entries``, by name.
-        what: Its name in error messages.
+        name: Name of the array in error messages.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Jet:
         entries: np.ndarray,
         symbols: Sequence[sympy.Symbol],
         values: Mapping[str, float],
-        what: str,
+        name: str,
     ) -> None:
-        self.entries, self.symbols, self.what = entries, tuple(symbols), what
+        self.entries, self.symbols, self.name = entries, tuple(symbols), name
         self.values = dict(values)
         self._programs: dict[int, _Program] = {}
 
@@ -52,10 +52,10 @@ class Jet:
         unknown = sorted(s.name for s in free if s.name not in self.values)
         if unknown:
             raise ValueError(
-                f"The {self.what} contains {', '.join(unknown)}: give each a number to evaluate it."
+                f"The {self.name} contains {', '.join(unknown)}: give each a number to evaluate it."
             )
-        known = {s: exact(self.values[s.name]) for s in free}
-        return sort_terms([e.xreplace(known) if known else e for e in flat], self.symbols)
+        numbers = {s: exact(self.values[s.name]) for s in free}
+        return sort_terms([e.xreplace(numbers) if numbers else e for e in flat], self.symbols)
 
     @property
     def degree(self) -> int | None:
@@ -79,20 +79,20 @@ class Jet:
         return self._programs[order]
 
     @cached_property
-    def bends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of the Hessian that are not always zero, on and above its diagonal."""
+    def hessian_pattern(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the Hessian's upper triangle that are not always zero."""
         keys = self._program(2).keys
         pairs = np.array([key[1:] for key in keys if len(key) == 3], dtype=int).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
     @cached_property
-    def steady(self) -> FloatArray:
-        """The constant entries of `bends`; NaN for the others."""
+    def hessian_constants(self) -> FloatArray:
+        """The constant entries of `hessian_pattern`; NaN for the others."""
         program = self._program(2)
         return np.where(program.varies, np.nan, program.numbers[:, 0])[program.start[2] :]
 
     def sparse(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of a scalar at points ``(M, D)``: value, gradient, and the Hessian's entries `bends`."""
+        """Value, gradient and `hessian_pattern` entries of a scalar at points ``(M, D)``."""
         program = self._program(2)
         rows = program(theta)
         dim = (len(self.symbols),)
@@ -113,7 +113,7 @@ class Jet:
 class PointJet:
     """The value, gradient and Hessian of a formula at one point, in plain floats.
 
-    One point at a time, this is ten times as fast as arrays.
+    For a single point, this is ten times as fast as arrays.
     """
 
     def __init__(self, formula: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> None:
@@ -135,7 +135,7 @@ class PointJet:
 
 
 class _Program:
-    """Computes the entries of an array and its derivatives that are not always zero, one row each.
+    """Evaluates the nonzero entries of an array and its derivatives, one row each.
 
     Attributes:
         keys: The entry of each row: values first, then first and second derivatives.
@@ -150,9 +150,9 @@ class _Program:
         uses = [
             (shape, slots) for shape in shapes for slots in shape.derivatives if len(slots) <= order
         ]
-        found = {key for shape, slots in uses for key in _keys(shape, slots)}
-        found.update(key for term in simple for key, *_ in _parts(term) if len(key) <= order + 1)
-        self.keys = sorted(found, key=lambda key: (len(key), key))
+        keys = {key for shape, slots in uses for key in _keys(shape, slots)}
+        keys.update(key for term in simple for key, *_ in _parts(term) if len(key) <= order + 1)
+        self.keys = sorted(keys, key=lambda key: (len(key), key))
         depths = [len(key) - 1 for key in self.keys]
         self.start = [sum(d < depth for d in depths) for depth in range(order + 2)]
         self.row = {key: i for i, key in enumerate(self.keys)}
@@ -185,29 +185,29 @@ class _Program:
 
     def _constants(self, uses: Sequence[tuple[Template, Key]]) -> None:
         for shape, slots in uses:
-            known: dict[tuple[float, ...], float] = {}
+            cache: dict[tuple[float, ...], float] = {}
             terms = zip(_keys(shape, slots), shape.factors, shape.values, strict=True)
             for key, factor, values in terms:
-                if values not in known:
+                if values not in cache:
                     numbers = dict(zip(shape.numbers, values, strict=True))
                     value = complex(shape.derivatives[slots].xreplace(numbers))
-                    known[values] = math.nan if value.imag else value.real
-                self.numbers[self.row[key], 0] += factor * known[values]
+                    cache[values] = math.nan if value.imag else value.real
+                self.numbers[self.row[key], 0] += factor * cache[values]
 
     def _compile(self, shapes: Sequence[Template], uses: Sequence[tuple[Template, Key]]) -> None:
         names, self.fill_in, replaced = [], [], {}
         for number, shape in enumerate(shapes):
-            one = len(shape.entries) == 1
+            single = len(shape.entries) == 1
             for i, slot in enumerate(shape.slots):
-                places = np.array([places[i] for places in shape.places])
-                # A coordinate shared by all terms that occur once, or one for each occurrence.
-                name = f"x{places[0]}" if one else f"s{number}_{i}"
-                replaced[number, slot] = sympy.Symbol(name)
-                if not one or name not in names:
+                indices = np.array([places[i] for places in shape.places])
+                # One coordinate, shared by all terms that occur once, or one per occurrence.
+                name = f"x{indices[0]}" if single else f"s{number}_{i}"
+                replaced[number, slot] = sympy.Symbol(name, real=True)
+                if not single or name not in names:
                     names.append(name)
-                    self.fill_in.append(places)
+                    self.fill_in.append(indices)
             for i, slot in enumerate(shape.numbers):
-                replaced[number, slot] = sympy.Symbol(f"c{number}_{i}")
+                replaced[number, slot] = sympy.Symbol(f"c{number}_{i}", real=True)
                 names.append(f"c{number}_{i}")
                 self.fill_in.append(np.array([[values[i]] for values in shape.values]))
         formulas: list[sympy.Expr] = []
@@ -224,7 +224,7 @@ class _Program:
             rows = [self.row[key] for key in _keys(shape, slots)]
             self.varies[rows] = True
             self.sinks.append(_sink(rows, shape.factors, len(self.keys), filled))
-        self.compute = compiled([sympy.Symbol(name) for name in names], formulas)
+        self.compute = compiled([sympy.Symbol(name, real=True) for name in names], formulas)
 
     def __call__(self, theta: FloatArray) -> FloatArray:
         """All rows at points ``(M, D)``: ``(rows, M)``."""
@@ -237,7 +237,7 @@ class _Program:
         for row, form in self.forms:
             rows[row] += np.einsum("im,im->m", columns, form @ columns)
         if self.sinks:
-            inputs = [columns[given] if given.ndim == 1 else given for given in self.fill_in]
+            inputs = [columns[places] if places.ndim == 1 else places for places in self.fill_in]
             with np.errstate(all="ignore"):
                 for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
                     if np.iscomplexobj(values):  # a power of a negative number
@@ -265,7 +265,7 @@ class _Program:
                     origin.append(row)
             self.places[depth] = np.array(place, dtype=int), np.array(origin, dtype=int)
         flat, sources = self.places[depth]
-        if depth < 2 and len(flat) == math.prod(shape):  # nothing is zero: a view will do
+        if depth < 2 and len(flat) == math.prod(shape):  # no zeros: return a view
             return rows[self.start[depth] : self.start[depth + 1]].T.reshape(-1, *shape)
         out = np.zeros((rows.shape[1], math.prod(shape)))
         out[:, flat] = rows.T[:, sources]
@@ -273,16 +273,16 @@ class _Program:
 
 
 class _Sink(NamedTuple):
-    """Where the values of one formula ``(occurrences, M)`` go."""
+    """The rows to which the values of one formula ``(occurrences, M)`` are written or added."""
 
     rows: int | slice | np.ndarray
     factors: Any  # of each occurrence: numbers, None for ones, or a matrix that adds up
     added: bool
-    first: bool  # whether nothing else is in these rows before
+    first: bool  # whether the rows are still empty
 
 
 def _sink(rows: list[int], factors: list[float], total: int, filled: set[int]) -> _Sink:
-    """Where the values of a formula go; ``filled`` are the rows that hold something already."""
+    """The rows of a formula's values; ``filled`` has the rows that are already in use."""
     start, count, first = rows[0], len(rows), not filled & set(rows)
     filled.update(rows)
     if len(set(rows)) == count:
@@ -297,7 +297,7 @@ def _sink(rows: list[int], factors: list[float], total: int, filled: set[int]) -
 
 
 def _keys(shape: Template, slots: Key) -> Iterator[Key]:
-    """Where the derivative of each occurrence belongs."""
+    """The key of the derivative of each occurrence."""
     for entry, places in zip(shape.entries, shape.places, strict=True):
         yield entry, *sorted(places[i] for i in slots)
 

@@ -48,7 +48,7 @@ def real(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _as_floats(expr: sympy.Expr) -> sympy.Expr:
-    """The formula with floats for numbers that no machine integer holds."""
+    """The formula with floats for integers that exceed machine precision."""
     large = [n for n in expr.atoms(sympy.Rational) if max(abs(n.p), n.q) > 2**53]
     return expr.xreplace({n: sympy.Float(n, 17) for n in large}) if large else expr
 
@@ -61,8 +61,8 @@ def compiled(
     Args:
         symbols: The arguments, in order.
         formulas: The results, in order.
-        scalar: Whether the arguments are plain floats (``math``) instead of NumPy arrays. One
-            point at a time, this is ten times as fast.
+        scalar: Whether the arguments are plain floats (``math``) instead of NumPy arrays; ten times
+            as fast for a single point.
 
     Examples:
         >>> x, y = sympy.symbols("x y")
@@ -74,7 +74,7 @@ def compiled(
         "fully_qualified_modules": False,
         "inline": True,
         "allow_unknown_functions": True,
-        "order": "none",  # sorting the terms takes longer than it is worth, as does a docstring
+        "order": "none",  # sorting the terms is slow, as is a docstring
     }
     return sympy.lambdify(
         list(symbols),
@@ -137,7 +137,7 @@ class TracedScalar:
     """One number of a traced function. NumPy calls its methods for ``np.exp`` and the like."""
 
     __slots__ = ("_expr", "_sum")
-    _op_priority = 20.0  # SymPy then leaves ``pi * x`` to us, and ``np.log(pi * x)`` works
+    _op_priority = 20.0  # above SymPy's, so that ``pi * x`` is traced, too
 
     def __init__(self, expr: sympy.Expr) -> None:
         self._expr: sympy.Expr | None = expr
@@ -198,7 +198,7 @@ class TracedScalar:
     sinh, cosh, tanh = _unary(sympy.sinh), _unary(sympy.cosh), _unary(sympy.tanh)
 
 
-def trace(fn: Callable[..., Any], symbols: Sequence[sympy.Symbol], what: str) -> np.ndarray:
+def trace(fn: Callable[..., Any], symbols: Sequence[sympy.Symbol], name: str) -> np.ndarray:
     """Call ``fn`` with symbols; an object array of SymPy expressions in the shape it returned."""
     theta = np.array([TracedScalar(s) for s in symbols], dtype=object)
     try:
@@ -209,7 +209,7 @@ def trace(fn: Callable[..., Any], symbols: Sequence[sympy.Symbol], what: str) ->
         flat = [real(exact(entry)) for entry in traced.ravel()]
     except (TypeError, AttributeError, ValueError, IndexError) as error:
         raise TypeError(
-            f"The {what} could not be traced with {len(symbols)} symbols ({error}). Write it with "
+            f"The {name} could not be traced with {len(symbols)} symbols ({error}). Write it with "
             "arithmetic, NumPy or SymPy functions of theta, or use TorchLoss or JaxLoss."
         ) from error
     shaped = np.empty(len(flat), dtype=object)

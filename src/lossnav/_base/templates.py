@@ -1,4 +1,4 @@
-"""Sums of like terms: each shape of term is differentiated once, however often it occurs.
+"""Sums of terms of one shape: each shape is differentiated once.
 
 A loss of many coordinates is mostly a sum of terms that differ in their coordinates and numbers
 only: ``(x1**2 - 1)**2 + (x2**2 - 1)**2 + ...``. Its template ``(s0**2 + c0)**2`` is differentiated
@@ -20,11 +20,11 @@ Slots = tuple[int, ...]
 
 @dataclass
 class Template:
-    """A shape of term, and where it occurs.
+    """A shape of term, and its occurrences.
 
     Attributes:
         formula: In ``slots`` for coordinates and ``numbers`` for constants.
-        entries: Which entry of the array each occurrence belongs to.
+        entries: The entry of the array of each occurrence.
         factors: The number in front of each occurrence.
         places: The coordinates that fill the slots of each occurrence.
         values: The numbers of each occurrence.
@@ -46,15 +46,15 @@ class Template:
 
     @cached_property
     def derivatives(self) -> dict[Slots, sympy.Expr]:
-        """The formula and its derivatives that are not zero, by the slots they are taken in."""
-        found: dict[Slots, sympy.Expr] = {(): self.formula}
+        """The formula and its nonzero derivatives, by the slots of differentiation."""
+        derivatives: dict[Slots, sympy.Expr] = {(): self.formula}
         position = {slot: i for i, slot in enumerate(self.slots)}
         for i, slope in _slopes(self.formula, position).items():
-            found[(i,)] = slope
+            derivatives[(i,)] = slope
             for j, bend in _slopes(slope, position).items():
                 if j >= i:
-                    found[(i, j)] = bend
-        return found
+                    derivatives[(i, j)] = bend
+        return derivatives
 
     def is_steady(self, slots: Slots) -> bool:
         """Whether that derivative is constant."""
@@ -73,7 +73,7 @@ class Monomial:
 def sort_terms(
     entries: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]
 ) -> tuple[list[Template], list[Monomial]]:
-    """Group the terms of each entry by shape; those that occur once share one template.
+    """Group the terms of each entry by shape; terms of unique shapes share one template.
 
     Examples:
         >>> x, y = sympy.symbols("x y")
@@ -95,26 +95,26 @@ def sort_terms(
             else:
                 shaped.append((entry, term, float(number), _Shape(body, position)))
     count = Counter(shape.key for *_, shape in shaped)
-    like: dict[Any, Template] = {}
+    templates: dict[Any, Template] = {}
     single: dict[int, list[sympy.Expr]] = {}
     for entry, term, factor, shape in shaped:
         if count[shape.key] == 1:
             single.setdefault(entry, []).append(term)
             continue
-        if shape.key not in like:
-            like[shape.key] = Template(*shape.formula())
-        like[shape.key].add(entry, factor, tuple(shape.places), tuple(shape.values))
+        if shape.key not in templates:
+            templates[shape.key] = Template(*shape.formula())
+        templates[shape.key].add(entry, factor, tuple(shape.places), tuple(shape.values))
     rest = []
     for entry, terms in single.items():
         whole = sympy.Add(*terms)
         slots = sorted(whole.free_symbols, key=lambda s: position[s])
         rest.append(Template(whole, tuple(slots)))
         rest[-1].add(entry, 1.0, tuple(position[s] for s in slots))
-    return [*like.values(), *rest], simple
+    return [*templates.values(), *rest], simple
 
 
 class _Shape:
-    """The shape of a term: its tree with coordinates and numbers, except exponents, left open."""
+    """The shape of a term: its tree with slots for coordinates and numbers (except exponents)."""
 
     def __init__(self, body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> None:
         self.position = position
@@ -165,7 +165,7 @@ def _monomial(body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> Slots | 
 
 
 def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int, sympy.Expr]:
-    """The derivatives that are not zero; in a sum, only of terms with the coordinate."""
+    """The nonzero derivatives; only terms with the coordinate are differentiated."""
     parts: dict[int, list[sympy.Expr]] = {}
     for term in sympy.Add.make_args(entry):
         for symbol in term.free_symbols:

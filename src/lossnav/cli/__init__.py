@@ -1,8 +1,9 @@
-"""The command line: a module for each command, here what they share. Only results go to stdout."""
+"""The command line: a module per command, shared functions here. Only results go to stdout."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,20 +34,29 @@ def title(problem: Problem) -> str:
     return f"{problem.name}: {problem.description}" if problem.description else problem.name
 
 
+def located(kind: str) -> Any:
+    """The object ``module:name``; the module may be a file in the working directory."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    from lossnav.studies.spec import lookup
+
+    return lookup.locate(kind)
+
+
 def pairs(entries: Collection[tuple[str, str]], gap: int = 2) -> list[str]:
-    """Names and texts, one pair a line, in two columns."""
+    """Names and texts in two columns."""
     width = max(len(name) for name, _ in entries) + gap
     return [f"{name:<{width}}{text}" for name, text in entries]
 
 
 def blocks(heading: str, parts: Mapping[str, list[str]]) -> str:
-    """A heading, and under headings of their own indented blocks of lines."""
+    """A heading, followed by indented blocks with headings of their own."""
     shown = ["\n".join([name, *(f"  {line}" for line in part)]) for name, part in parts.items()]
     return "\n\n".join([heading, *shown])
 
 
 def check_output(option: str, path: Path | None, endings: list[str]) -> None:
-    """Refuse a file that could not be written, before anything is computed."""
+    """Check that an output file can be written, before anything is computed."""
     if path is None:
         return
     if path.suffix.lower() not in endings:
@@ -69,7 +79,7 @@ def point(option: str, text: str, dim: int | None) -> FloatArray:
 
 
 def start(spec: str, problem: Problem, theta0: str | None) -> FloatArray:
-    """The start given as an option, or the problem's own."""
+    """The starting point of the option ``--theta0``, or the problem's own."""
     if theta0 is not None:
         return point("--theta0", theta0, problem.objective.dim)
     if problem.theta0 is None:

@@ -1,7 +1,7 @@
-"""The program ``lossnav``: its commands, and how they end.
+"""The program ``lossnav``: its commands and exit codes.
 
-Bad input ends with exit code 2 and one sentence. Set ``LOSSNAV_TRACEBACK=1`` to see where an
-error came from instead.
+Invalid input ends with exit code 2 and one sentence. Set ``LOSSNAV_TRACEBACK=1`` to print the
+traceback instead.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lossnav.cli.explore import explore
 from lossnav.cli.infer import infer
 from lossnav.cli.rank import rank
 from lossnav.cli.solve import solve
+from lossnav.cli.speedrun import speedrun
 from lossnav.cli.study import study
 
 P = ParamSpec("P")
@@ -33,7 +34,7 @@ app = typer.Typer(
     help="State what you believe about a loss landscape; get the learning rule that is optimal.",
 )
 EXTRAS = {"torch": "torch", "jax": "jax", "optax": "jax", "joblib": "study", "sklearn": "study"}
-"""Libraries that come with an extra."""
+"""The extra that installs each library."""
 
 
 def _guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -61,7 +62,7 @@ def _guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _sentence(error: Exception) -> str:
-    """What went wrong; the extra to install, if a library that comes with one is missing."""
+    """The message of an error, or the extra to install if a library is missing."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if extra := EXTRAS.get((name or "").split(".")[0]):
         return f"This needs {name}, which is not installed: pip install 'lossnav[{extra}]'."
@@ -86,7 +87,7 @@ def _options(
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Parts to rebuild, such as fig1 or equations; all if none is named."),
+        typer.Argument(help="Parts to rebuild, such as fig1 or equations; all by default."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     full: Annotated[
@@ -98,7 +99,7 @@ def reproduce(
 ) -> None:
     """Rebuild the paper's results into a page, OUT/index.html.
 
-    Run the same command again to go on where it stopped: finished parts are kept.
+    Run the same command again to resume: finished parts are kept.
     """
     from lossnav.paper import reproduce as rebuild
 
@@ -110,16 +111,16 @@ def problems(as_json: AsJson = False) -> None:
     """List the built-in problems."""
     from lossnav.problem.builtin import builtin_problems
 
-    found = builtin_problems()
+    descriptions = builtin_problems()
     if as_json:
-        print_json(found)
+        print_json(descriptions)
         return
-    width = max(map(len, found)) + 2
-    typer.echo("\n".join(f"{name:<{width}}{text}" for name, text in found.items()))
+    width = max(map(len, descriptions)) + 2
+    typer.echo("\n".join(f"{name:<{width}}{text}" for name, text in descriptions.items()))
 
 
 _command: Callable[..., None]
-for _command in (derive, solve, rank, infer, study, reproduce, explore, problems):
+for _command in (derive, solve, rank, infer, study, speedrun, reproduce, explore, problems):
     app.command()(_guarded(_command))
 
 

@@ -23,23 +23,23 @@ def derive(
     if latex + mathml + as_json > 1:
         raise ValueError("Give one of --latex, --mathml and --json, or none for plain text.")
     from lossnav.equations import derive as derive_equations
-    from lossnav.problem.builtin import problem
+    from lossnav.problem import builtin
 
-    found = problem(spec)
-    equations = derive_equations(found.objective)
+    problem = builtin.problem(spec)
+    equations = derive_equations(problem.objective)
     if as_json:
-        result = {"problem": found.name, "assumptions": _assumptions(found, equations)}
+        result = {"problem": problem.name, "assumptions": _assumptions(problem, equations)}
         print_json(result | equations.to_dict())
     elif latex or mathml:
         typer.echo(equations.latex() if latex else equations.mathml())
     else:
-        typer.echo(_report(found, equations))
+        typer.echo(_report(problem, equations))
 
 
-def _assumptions(found: Problem, equations: EulerLagrange) -> dict[str, Any]:
-    objective = found.objective
+def _assumptions(problem: Problem, equations: EulerLagrange) -> dict[str, Any]:
+    objective = problem.objective
     return {
-        "description": found.description,
+        "description": problem.description,
         "coordinates": [symbol.name for symbol in equations.coordinates],
         "loss": str(equations.loss),
         "metric": [[str(entry) for entry in row] for row in equations.metric.tolist()],
@@ -48,37 +48,37 @@ def _assumptions(found: Problem, equations: EulerLagrange) -> dict[str, Any]:
         "eta": objective.eta,
         "k": objective.k,
         "gamma": None if objective.discount else objective.gamma,
-        "theta0": None if found.theta0 is None else found.theta0.tolist(),
+        "theta0": None if problem.theta0 is None else problem.theta0.tolist(),
     }
 
 
-def _report(found: Problem, equations: EulerLagrange) -> str:
-    objective = found.objective
+def _report(problem: Problem, equations: EulerLagrange) -> str:
+    objective = problem.objective
     constants = {"eta": objective.eta, "k": objective.k, "gamma": objective.gamma}
     constants |= {letter.name: float(value) for letter, value in equations.values.items()}
     if objective.discount is not None:
         del constants["gamma"]
-    given = {
+    assumptions = {
         "loss": f"L = {equations.loss}",
         "metric": f"G = {'identity' if objective.metric is None else equations.metric.tolist()}",
         "drift": f"f = {0 if objective.drift is None else list(equations.drift)}",
         "discount": f"D = {equations.discount}",
         "constants": ", ".join(f"{name} = {value:g}" for name, value in constants.items()),
     }
-    if found.theta0 is not None:
-        given["start"] = ", ".join(
+    if problem.theta0 is not None:
+        assumptions["start"] = ", ".join(
             f"{name} = {x:g}"
-            for name, x in zip(objective.names or (), found.theta0.tolist(), strict=True)
+            for name, x in zip(objective.names or (), problem.theta0.tolist(), strict=True)
         )
     energy = equations.energy()
     change = "conserved" if energy.is_conserved else f"dE/dt = {energy.rate}"
     parts = {
-        "Assumptions": pairs(given.items(), gap=1),
+        "Assumptions": pairs(assumptions.items(), gap=1),
         "Euler-Lagrange equations": str(equations).splitlines(),
         "Energy": [f"E = {energy.quantity}", change],
         "Limits": _limits(equations),
     }
-    return blocks(title(found), parts)
+    return blocks(title(problem), parts)
 
 
 def _limits(equations: EulerLagrange) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli import AsJson, check_output, print_json, say
+from lossnav.cli import AsJson, check_output, located, print_json, say
 
 if TYPE_CHECKING:
     from lossnav.inference import Assumptions
@@ -60,14 +60,14 @@ def infer(
     if compare and len(asked) < 2:
         raise ValueError("--compare needs two optimizers or more, each with its settings after it.")
     from lossnav._base import checks
-    from lossnav.inference import fingerprint, report
+    from lossnav.inference import comparison, report
 
     checks.choice("--size", size, report.SIZES)
     if compare and (save or check):
         raise ValueError("--save and --check take one optimizer: leave out --compare.")
     options = {"shape": _sizes(shape), "seed": seed, "budget": budget, "timeout": timeout}
     if check is not None:
-        before, used = fingerprint.load(check)
+        before, used = comparison.load(check)
         options |= used
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's own code may print
@@ -76,11 +76,11 @@ def infer(
         html.write_text(report.page(found), encoding="utf-8")
         say(f"Wrote {html}.")
     if save is not None:
-        used = {name: options[name] for name in fingerprint.OPTIONS}
-        fingerprint.save(save, found[0], used)
+        used = {name: options[name] for name in comparison.OPTIONS}
+        comparison.save(save, found[0], used)
         say(f"Wrote {save}.")
     if check is not None:
-        changed = fingerprint.changes(before, found[0])
+        changed = comparison.changes(before, found[0])
         if as_json:
             print_json({"changes": changed})
         elif changed:
@@ -99,7 +99,7 @@ def _convert(
     asked: list[tuple[str, dict[str, Any]]], options: dict[str, Any], *, as_json: bool
 ) -> None:
     """Print the settings of the second optimizer under which it acts as the first."""
-    from lossnav.inference import conversion
+    from lossnav.inference import comparison
     from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import OURS
 
@@ -107,9 +107,9 @@ def _convert(
         raise ValueError("--convert needs two optimizers: the one to replace, and the other.")
     (source, settings), (target, given) = asked
     made = OURS.get(target) or lookup.locate(target)
-    start = {"lr": 1e-3} | lookup.defaults(made, conversion.TUNED) | given
+    start = {"lr": 1e-3} | lookup.defaults(made, comparison.TUNED) | given
     with contextlib.redirect_stdout(sys.stderr):
-        found = conversion.convert(
+        found = comparison.convert(
             _optimizer(source, settings), lambda s: _optimizer(target, s), start, **options
         )
     if as_json:
@@ -171,14 +171,12 @@ def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> A
 
 def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     """The optimizer of that name; a module may be a file in the working directory."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     from lossnav.inference.probes import ProbeError
     from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import factory
 
     if ":" in kind:
-        found = lookup.locate(kind)
+        found = located(kind)
         if lookup.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
             lookup.check_settings(f"The function {kind!r}", settings, lookup.accepted(found))
             step = functools.partial(found, **settings)

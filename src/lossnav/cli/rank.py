@@ -28,14 +28,14 @@ LOCAL = (
     "navigate plans on the whole loss."
 )
 RATES = tuple(2.0**n for n in range(-14, 3))
-"""Learning rates tried for a rule that is given none."""
+"""Learning rates searched for a rule without one."""
 
 
 def rank(
     spec: Spec,
     rules: Annotated[
         str | None,
-        typer.Option(help="Such as adam=1e-2,sgd,local: without a number it is searched."),
+        typer.Option(help="Such as adam=1e-2,sgd,local; without a number the rate is searched."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of length --dt.")] = 200,
     dt: Annotated[float, typer.Option(help="Time between two steps.")] = 0.1,
@@ -48,14 +48,14 @@ def rank(
 ) -> None:
     """Compare learning rules by the cost J of their paths."""
     from lossnav._base import checks
-    from lossnav.problem.builtin import problem
+    from lossnav.problem import builtin
     from lossnav.ranking import rank as rank_rules
 
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}, but it must be one or more.")
-    found = problem(spec)
-    theta = start(spec, found, theta0)
-    objective, dt = found.objective.at_dim(len(theta)), checks.positive("--dt", dt)
+    problem = builtin.problem(spec)
+    theta = start(spec, problem, theta0)
+    objective, dt = problem.objective.at_dim(len(theta)), checks.positive("--dt", dt)
     ranked = functools.partial(
         rank_rules, objective=objective, theta0=theta, steps=steps, dt=dt, noise=noise
     )
@@ -81,12 +81,12 @@ def rank(
     if "local" in compared and objective.loss.quadratic() is None:
         notes.append(LOCAL)
     if as_json:
-        extra = {"problem": found.name, "theta0": theta.tolist(), "searched": searched}
+        extra = {"problem": problem.name, "theta0": theta.tolist(), "searched": searched}
         print_json(extra | ranking.to_dict())
     elif sys.stdout.isatty():
-        show(title(found), ranking, "\n".join(notes))
+        show(title(problem), ranking, "\n".join(notes))
     else:
-        typer.echo("\n".join([f"{title(found)}\n", str(ranking), *notes]))
+        typer.echo("\n".join([f"{title(problem)}\n", str(ranking), *notes]))
 
 
 def _derived(name: str, objective: Objective, dt: float, theta0: Any) -> Any:
@@ -98,7 +98,6 @@ def _derived(name: str, objective: Objective, dt: float, theta0: Any) -> Any:
 
     if name == "navigate":
         return planner(objective, dt, theta0)
-
     if name == "newton":
         return learning_rule(objective, math.inf)
     if name == "ballistic":
@@ -112,7 +111,7 @@ def _derived(name: str, objective: Objective, dt: float, theta0: Any) -> Any:
 
 
 def _member(name: str, lr: float) -> Rule:
-    """A known optimizer; those for matrices take theta as a matrix of one row."""
+    """A known optimizer; those for matrices take theta as a matrix with one row."""
     from lossnav.ranking import AsRow
     from lossnav.rules import zoo
     from lossnav.rules.diagonal import BeliefRule, damping
@@ -163,7 +162,7 @@ def search_note(rates: dict[str, float], noisy: bool) -> str:
 
 
 def show(title: str, ranking: Ranking, notes: str) -> None:
-    """Print the table with lines, for terminals."""
+    """Print a formatted table, for terminals."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

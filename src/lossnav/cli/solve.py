@@ -25,10 +25,8 @@ def solve(
     eta: Annotated[float | None, typer.Option(help="Learning rate, in place of SPEC's.")] = None,
     k: Annotated[float | None, typer.Option(help="Weight of the loss.")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount rate.")] = None,
-    horizon: Annotated[
-        float, typer.Option(help="Time available; endless if not given.")
-    ] = math.inf,
-    end: Annotated[str | None, typer.Option(help="Where the path ends; free if not given.")] = None,
+    horizon: Annotated[float, typer.Option(help="Final time; infinite by default.")] = math.inf,
+    end: Annotated[str | None, typer.Option(help="End of the path; free by default.")] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "auto",
     tol: Annotated[float, typer.Option(help="Relative accuracy to reach.")] = 1e-10,
     plot: Annotated[Path | None, typer.Option(help="Draw to a .png, .svg or .pdf file.")] = None,
@@ -38,25 +36,25 @@ def solve(
     """Find the optimal path of a problem; exit code 1 if it did not converge."""
     from lossnav import solvers
     from lossnav._base import checks
-    from lossnav.problem.builtin import problem
+    from lossnav.problem import builtin
 
     checks.choice("method", method, METHODS)
     cli.check_output("--csv", csv, [".csv"])
     cli.check_output("--plot", plot, [".png", ".svg", ".pdf"])
-    found = problem(spec)
-    given = {"eta": eta, "k": k, "gamma": gamma}
-    given = {name: value for name, value in given.items() if value is not None}
-    objective = dataclasses.replace(found.objective, **given)  # type: ignore[arg-type]
-    theta = cli.start(spec, found, theta0)
+    problem = builtin.problem(spec)
+    constants = {"eta": eta, "k": k, "gamma": gamma}
+    constants = {name: value for name, value in constants.items() if value is not None}
+    objective = dataclasses.replace(problem.objective, **constants)  # type: ignore[arg-type]
+    theta = cli.start(spec, problem, theta0)
     stop = None if end is None else cli.point("--end", end, objective.dim)
     if method == "auto":
         method = "ritz" if objective.quadratic() is None else "riccati"
-    way = getattr(solvers, method.capitalize())()
-    path = solvers.solve(objective, theta, horizon, stop, way, tol)
+    solver = getattr(solvers, method.capitalize())()
+    path = solvers.solve(objective, theta, horizon, stop, solver, tol)
     if as_json:
-        cli.print_json(_as_dict(found.name, objective, path, horizon, method))
+        cli.print_json(_as_dict(problem.name, objective, path, horizon, method))
     else:
-        typer.echo(_as_text(cli.title(found), objective, path, horizon, method))
+        typer.echo(_as_text(cli.title(problem), objective, path, horizon, method))
     if csv is not None or plot is not None:
         from lossnav.paper import figures
         from lossnav.paper.figures import solution
@@ -73,7 +71,7 @@ def solve(
 def _totals(objective: Objective, path: Trajectory, horizon: float) -> dict[str, float]:
     """The discounted cost of motion over the whole path, and the rest of J, the cost of the loss.
 
-    On an endless path without discount, both are relative to the cost of resting at its end.
+    On an infinite horizon without discount, both are relative to the cost of resting at its end.
     """
     from scipy.interpolate import make_interp_spline
 
@@ -94,7 +92,7 @@ def _as_dict(
 ) -> dict[str, Any]:
     from lossnav._base.files import plain
 
-    found = {
+    fields = {
         "problem": name,
         "names": list(path.names),
         "eta": objective.eta,
@@ -114,7 +112,7 @@ def _as_dict(
         "candidates": [{"end": other.end, "J": other.J} for other in path.candidates],
         "path": _columns(path) | {"theta": path.theta},
     }
-    return plain(found)
+    return plain(fields)
 
 
 def _columns(path: Trajectory) -> dict[str, FloatArray]:
@@ -127,12 +125,12 @@ def _as_text(
     heading: str, objective: Objective, path: Trajectory, horizon: float, method: str
 ) -> str:
     names = path.names
-    endless = math.isinf(horizon)
+    infinite = math.isinf(horizon)
     totals = _totals(objective, path, horizon)
     if path.end is None:
-        end = "none: the path runs on"
+        end = "none: the path does not come to rest"
     else:
-        end = _place(names, path.end) + (" (approached)" if endless else "")
+        end = _place(names, path.end) + (" (approached)" if infinite else "")
     cost = {"J": f"{path.J:.9g}", **{name: f"{value:.5g}" for name, value in totals.items()}}
     if path.rest:
         cost["at rest"] = f"{path.rest:.6g} per unit of time, not counted in J"
@@ -140,7 +138,7 @@ def _as_text(
         "start": _place(names, path.theta[0]),
         "end": end,
         "initial velocity": _place(names, path.velocity0),
-        "horizon": "endless" if endless else f"{horizon:g}",
+        "horizon": "infinite" if infinite else f"{horizon:g}",
     }
     solution = {
         "method": method,
@@ -150,12 +148,9 @@ def _as_text(
     parts = {"Path": course, "Cost": cost, "Solution": solution}
     shown = {name: cli.pairs(part.items()) for name, part in parts.items()}
     if path.candidates:
-        shown["Other ends"] = cli.pairs(
-            [
-                (f"J = {other.J:.9g}", "unknown" if other.end is None else _place(names, other.end))
-                for other in path.candidates
-            ]
-        )
+        ends = ["unknown" if x.end is None else _place(names, x.end) for x in path.candidates]
+        costs = [f"J = {other.J:.9g}" for other in path.candidates]
+        shown["Other ends"] = cli.pairs([*zip(costs, ends, strict=True)])
     return cli.blocks(heading, shown)
 
 

@@ -12,28 +12,28 @@ import typer
 from lossnav.cli import AsJson, print_json
 
 MOST_JOBS = 8
-"""Processes that are started by default, at most."""
+"""Largest number of processes by default."""
 
 
 def study(
     file: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for everything; studies/NAME if not given.")
+        Path | None, typer.Option(help="Folder of the study; studies/NAME by default.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Trials at a time; as many as there are processors.")
+        int | None, typer.Option(help="Trials in parallel; one per processor by default.")
     ] = None,
     engine: Annotated[str, typer.Option(help="joblib, serial, ray or torchrun.")] = "joblib",
     address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster; one is started here if not given.")
+        str | None, typer.Option(help="Address of a Ray cluster; by default one is started.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of each trial, with torchrun.")] = 2,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A rule of the study; the others wait. May be repeated."),
+        typer.Option(help="Run this rule only; may be repeated."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and the time it takes; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and an estimate of the time.")
     ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Run trials again that failed before.")
@@ -46,16 +46,16 @@ def study(
 ) -> None:
     """Compare learning rules on real tasks: tune each alike, run each on new seeds, write a report.
 
-    Run the same command again to go on with a study that was stopped.
+    Run the same command again to resume a study.
     """
     from lossnav.studies import execution, progress
     from lossnav.studies import spec as study_file
 
-    asked = study_file.read(file)
-    asked = asked.only(only) if only else asked
-    place = Path("studies") / asked.name if out is None else out
+    spec = study_file.read(file)
+    spec = spec.only(only) if only else spec
+    place = Path("studies") / spec.name if out is None else out
     if jobs is None:
-        jobs = max(1, min(progress.usable_cores() // asked.training.threads, MOST_JOBS))
+        jobs = max(1, min(progress.usable_cores() // spec.training.threads, MOST_JOBS))
     if jobs < 1 or processes < 1:
         option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
         raise ValueError(f"{option} is {value}, but it must be one or more.")
@@ -63,11 +63,11 @@ def study(
     with contextlib.redirect_stdout(sys.stderr):
         if dry_run:
             jobs = 1 if engine in ("serial", "torchrun") else jobs
-            found: Any = execution.dry_run(asked, place, jobs, engine)
-            text = plan_text(found, asked.to_dict())
+            result: Any = execution.dry_run(spec, place, jobs, engine)
+            text = plan_text(result, spec.to_dict())
         else:
             report = execution.run(
-                asked,
+                spec,
                 place,
                 jobs=jobs,
                 engine=engine,
@@ -78,30 +78,30 @@ def study(
                 progress=progress.choose(quiet),
             )
             rows = execution.outcome(place)
-            found = {"name": asked.name, "report": str(report), "results": rows}
+            result = {"name": spec.name, "report": str(report), "results": rows}
             text = f"{outcome_text(rows)}\n\n{report}"
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
         typer.echo(text)
 
 
-def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The plan for reading."""
+def plan_text(plan: dict[str, Any], spec: dict[str, Any]) -> str:
+    """The plan of a study as text."""
     from lossnav.studies.progress import duration, settings
 
-    trials, seeds, count = found["trials"], found["seeds"], len(found["tasks"])
+    trials, seeds, count = plan["trials"], plan["seeds"], len(plan["tasks"])
     rules = [["rule", "kind", "fixed", "points", "trials of tuning", "of reporting"]]
-    for name, rule in found["rules"].items():
+    for name, rule in plan["rules"].items():
         points = [settings(point) for point in rule["points"]]
         shown = "; ".join(points[:6]) + (f"; and {len(points) - 6} more" if points[6:] else "")
         sizes = [len(points) * len(seeds["tuning"]) * count, len(seeds["reporting"]) * count]
         rules.append([name, rule["kind"], settings(rule["settings"]), shown, *map(str, sizes)])
-    tasks = [[name, task["kind"], task["data"]] for name, task in found["tasks"].items()]
-    budget = ", ".join(f"{v:g} {key}" for key, v in asked["budget"].items() if key != "trials")
+    tasks = [[name, task["kind"], task["data"]] for name, task in plan["tasks"].items()]
+    budget = ", ".join(f"{v:g} {key}" for key, v in spec["budget"].items() if key != "trials")
     listed = {name: ", ".join(map(str, numbers)) or "none" for name, numbers in seeds.items()}
     lines = [
-        f"The study {found['name']}, in {found['folder']}\n",
+        f"The study {plan['name']}, in {plan['folder']}\n",
         _table(rules) + "\n",
         _table([["task", "kind", "data"], *tasks]) + "\n",
         f"Every trial trains for {budget}.",
@@ -110,20 +110,20 @@ def plan_text(found: dict[str, Any], asked: dict[str, Any]) -> str:
     ]
     if trials["done"]:
         lines.append(f"{trials['done']} of them are done already.")
-    for task, row in found["estimates"].items():
-        each = ", ".join(f"{rule} {one['seconds']:.2g} s" for rule, one in row.items())
-        size = max(int(one["parameters"]) for one in row.values())
+    for task, row in plan["estimates"].items():
+        each = ", ".join(f"{rule} {cost['seconds']:.2g} s" for rule, cost in row.items())
+        size = max(int(cost["parameters"]) for cost in row.values())
         lines.append(f"One trial on {task} ({size:,} parameters): {each}.")
-    if found["seconds"] is None:
-        lines.append("The time cannot be estimated before all data is here.")
+    if plan["seconds"] is None:
+        lines.append("The time cannot be estimated until all data is on this machine.")
     else:
-        processes = f"{found['jobs']} process" + ("es" if found["jobs"] > 1 else "")
-        lines.append(f"All of it takes {duration(found['seconds'])} with {processes}.")
+        processes = f"{plan['jobs']} process" + ("es" if plan["jobs"] > 1 else "")
+        lines.append(f"All of it takes {duration(plan['seconds'])} with {processes}.")
     return "\n".join(lines)
 
 
 def outcome_text(rows: list[dict[str, Any]]) -> str:
-    """The final metric of each rule, for reading."""
+    """The final metric of each rule as text."""
     from lossnav.studies.progress import settings
 
     cells = [["task", "rule", "chosen", "metric", "mean", "sd", "95 % interval", "seeds"]]

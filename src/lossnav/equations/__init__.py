@@ -1,9 +1,9 @@
-r"""derive(): the Euler-Lagrange equations of an objective, and what they conserve (App. C).
+r"""derive(): the Euler-Lagrange equations of an objective, and conserved quantities (App. C).
 
     derive(objective)  ->  mass(theta) a = forcing(theta, v, t)
 
-The equations come from differentiating the Lagrangian, with the constants as letters, so that they
-can be read, compared with the paper, printed as LaTeX or MathML, and evaluated at the end.
+The equations come from differentiating the Lagrangian, with symbolic constants, so that they can be
+compared with the paper, printed as LaTeX or MathML, and evaluated at the end.
 
 Without discount the energy
 
@@ -145,13 +145,13 @@ class EulerLagrange(Lagrangian):
     @cached_property
     def values(self) -> dict[sympy.Symbol, sympy.Expr]:
         """Numbers for the letters: eta, k, gamma, and the constants that the objective names."""
-        known: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for part in (self.objective.loss, self.objective.metric, self.objective.drift):
-            known |= getattr(part, "constants", {})
-        known |= {"eta": self.objective.eta, "k": self.objective.k, "gamma": self.objective.gamma}
+            numbers |= getattr(part, "constants", {})
+        numbers |= {"eta": self.objective.eta, "k": self.objective.k, "gamma": self.objective.gamma}
         letters = {ETA, K, GAMMA} | self.lagrangian.free_symbols
         ordered = sorted(letters - {*self.coordinates, *self.velocities}, key=str)
-        return {s: exact(known[s.name]) for s in ordered if s.name in known}
+        return {s: exact(numbers[s.name]) for s in ordered if s.name in numbers}
 
     def numeric(self) -> sympy.ImmutableMatrix:
         """The accelerations with numbers for every letter that has one.
@@ -177,7 +177,7 @@ class EulerLagrange(Lagrangian):
         if self.mass.is_diagonal():
             row, scale = [sympy.Integer(i == j) for j in range(len(row))], self.mass[i, i]
         left = [(m, a) for m, a in zip(row, self.accelerations, strict=True) if m != 0]
-        # The forcing is quadratic in the velocities; the square of its own stays on the right.
+        # The forcing is quadratic in the velocities; squares stay on the right.
         at_rest = dict.fromkeys(self.velocities, sympy.S.Zero)
         force = self.forcing[i]
         still = force.xreplace(at_rest)
@@ -253,7 +253,7 @@ class EulerLagrange(Lagrangian):
         return Conserved(quantity, rate, self.velocities, self.values)
 
     def end_conditions(self) -> list[sympy.Eq]:
-        """What holds at the end of a finite horizon that leaves the end free (transversality).
+        """The transversality conditions at the free end of a finite horizon.
 
         The momentum dl/dv balances the slope of the terminal cost; it is zero without one.
 

@@ -6,12 +6,12 @@ The running cost and its discount are
 
 and a path is optimal only if d/dt (D dl/dv) = D dl/dtheta. No special case is coded: each equation
 comes from differentiating D l, and is multiplied by eta / D, so that it reads
-mass(theta) a = forcing(theta, v, t)  with the metric G itself as the mass.
+mass(theta) a = forcing(theta, v, t)  with the metric G as the mass.
 
-The constants stay letters (``eta``, ``k``, ``gamma``, and any that the loss names), so a formula
-can be read and compared with the paper's; numbers are put in at the end.
+The constants stay symbolic (``eta``, ``k``, ``gamma``, and any that the loss names), so a formula
+can be compared with the paper's; numbers are substituted at the end.
 
-A drift may have a part that no potential explains (Sec. 4, App. G). With :math:`A = Gf` the derived
+A drift may have a part without a potential (Sec. 4, App. G). With :math:`A = Gf` the derived
 equations are linear in the drift's curl:
 
 .. math:: G\ddot\theta + \ldots = [\gamma G + \partial A - \partial A^T]\,\dot\theta
@@ -25,6 +25,7 @@ loss is :math:`V_\mathrm{eff}`. Otherwise no loss explains it, with or without m
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,12 +36,13 @@ import sympy
 from sympy.core.function import AppliedUndef
 from sympy.polys.matrices import DomainMatrix
 
+from lossnav._base.expressions import MAX_DEGREE, MAX_EXACT
 from lossnav._base.symbolic import ETA, GAMMA, TIME, K, coordinates
 from lossnav.problem.geometry import Field
 from lossnav.problem.objective import Objective
 
 MAX_OPERATIONS = 250
-"""Longer expressions are left as they are: they take long to simplify and stay unreadable."""
+"""Longer expressions are not simplified: that takes long, and they stay unreadable."""
 
 MAX_KINDS = 12
 """Symbols, and functions counted twice, up to which common factors are cancelled."""
@@ -92,7 +94,7 @@ class Lagrangian:
     @cached_property
     def loss(self) -> sympy.Expr:
         """L as a formula in the coordinates."""
-        return _with_letters(self.objective.loss.expression(self.coordinates))
+        return _with_shared_symbols(self.objective.loss.expression(self.coordinates))
 
     @cached_property
     def metric(self) -> sympy.ImmutableMatrix:
@@ -108,12 +110,12 @@ class Lagrangian:
         if field is None:
             return sympy.ImmutableMatrix(default)
         entries = field.entries(self.coordinates).tolist()
-        return sympy.ImmutableMatrix(entries).applyfunc(_with_letters)
+        return sympy.ImmutableMatrix(entries).applyfunc(_with_shared_symbols)
 
     @cached_property
     def discount(self) -> sympy.Expr:
         """D(t)."""
-        return _with_letters(self.objective.discount_expression())
+        return _with_shared_symbols(self.objective.discount_expression())
 
     @cached_property
     def discount_rate(self) -> sympy.Expr:
@@ -167,7 +169,7 @@ class Lagrangian:
 
     @cached_property
     def _potential(self) -> sympy.Expr:
-        # A belief's cost enters the loss divided by k; distributed, the two k cancel at once.
+        # The loss of a belief is divided by k; distributed, the two k cancel.
         return sympy.expand_mul(K * self.loss, deep=False) if self.loss.has(K) else K * self.loss
 
     @cached_property
@@ -178,36 +180,53 @@ class Lagrangian:
         is the same as writing 1 and D'/D in their place.
         """
         D = sympy.Function("D")(TIME)
-        known = {sympy.diff(D, TIME): -self.discount_rate, D: sympy.S.One}
+        factors = {sympy.diff(D, TIME): -self.discount_rate, D: sympy.S.One}
         weighted = D * (self._kinetic + ETA * self._potential)
         pairs = zip(self.coordinates, self.velocities, strict=True)
         residual = (self.rate(weighted.diff(v)) - weighted.diff(x) for x, v in pairs)
-        return [r.xreplace(known) for r in residual]
+        return [r.xreplace(factors) for r in residual]
 
 
 def tidy(expr: sympy.Expr) -> sympy.Expr:
-    """The shortest of a few equal forms of ``expr``, or ``expr`` itself where it is long.
+    """The shortest of a few equal forms of ``expr``, or ``expr`` itself if it is long.
 
     Examples:
         >>> x = sympy.Symbol("x")
         >>> tidy((ETA * K * x - ETA * K) / ETA)
         k*(x - 1)
     """
-    if expr.count_ops() > MAX_OPERATIONS:
+    long = max(expr.count_ops(), _expanded_size(expr)[1] / 4) > MAX_OPERATIONS
+    if long or any(max(abs(n.p), n.q) > MAX_EXACT for n in expr.atoms(sympy.Rational)):
         return expr
     expanded = sympy.expand(expr)
     forms = list(dict.fromkeys([expr, expanded, sympy.expand_mul(expr, deep=False)]))
     forms[1:1] = [sympy.factor_terms(form) for form in forms]
     # Polynomial division by rounded numbers may invent remainders, and with many kinds of terms
-    # it may take for ever.
+    # it may not terminate.
     kinds = len(expr.free_symbols) + 2 * len(expr.atoms(sympy.Function) - expr.atoms(AppliedUndef))
     if not expr.has(sympy.Float) and kinds <= MAX_KINDS:
         forms.append(sympy.factor_terms(sympy.cancel(expr)))
     return min(forms, key=_length)
 
 
+def _expanded_size(expr: sympy.Basic) -> tuple[float, float]:
+    """Upper bounds of the terms of ``expand(expr)``, and of the symbols and numbers in them all."""
+    parts = [_expanded_size(part) for part in expr.args]
+    terms, size = 1.0, 1.0 + sum(size for _, size in parts)  # of a symbol, number or function
+    if expr.is_Add:
+        terms, size = sum(count for count, _ in parts), size - 1
+    elif expr.is_Mul:
+        terms = math.prod(count for count, _ in parts)
+        size = terms * sum(own / count for count, own in parts)
+    elif expr.is_Pow and expr.exp.is_Integer and 1 < expr.exp <= MAX_DEGREE:
+        (count, own), power = parts[0], int(expr.exp)
+        terms = float(math.comb(power + int(count) - 1, power))
+        size = terms * power * own / count
+    return min(terms, 1e3), min(size, 1e9)
+
+
 def _length(expr: sympy.Expr) -> int:
-    """Operations, with each different denominator as three more: fractions are harder to read."""
+    """The number of operations, plus three for each denominator, as fractions are hard to read."""
     powers = expr.atoms(sympy.Pow)
     return expr.count_ops() + 3 * sum(p.exp.could_extract_minus_sign() for p in powers)
 
@@ -215,8 +234,8 @@ def _length(expr: sympy.Expr) -> int:
 def vanishes(expr: sympy.Expr) -> bool:
     """Whether ``expr`` is zero for all values of its symbols.
 
-    Expanding proves it for polynomials and their like. Beyond these, values at random points
-    decide, to 20 digits (12 with rounded constants), and algebra for undefined functions.
+    Decided by expansion for polynomials, otherwise by values at random points, to 20 digits (12
+    with rounded constants), or by algebra for undefined functions.
 
     Examples:
         >>> x = sympy.Symbol("x")
@@ -244,7 +263,7 @@ def solved(mass: sympy.MatrixBase, right: Sequence[sympy.Expr]) -> list[sympy.Ex
 
 
 def _largest_value(expr: sympy.Expr) -> float | None:
-    """The largest value at some points, relative to the terms; None if it is not a number there."""
+    """The largest value at random points, relative to the terms; None if it is not finite there."""
     if expr.has(AppliedUndef):
         return None
     draw, size = random.Random(0), 0.0
@@ -263,26 +282,26 @@ def _largest_value(expr: sympy.Expr) -> float | None:
     return size
 
 
-def _with_letters(expr: sympy.Expr) -> sympy.Expr:
-    """Let a caller's own Symbol("eta") mean ours, whatever it was assumed to be."""
+def _with_shared_symbols(expr: sympy.Expr) -> sympy.Expr:
+    """``expr`` with the symbols of this module for those of the same names."""
     return expr.xreplace({s: _LETTERS[s.name] for s in expr.free_symbols if s.name in _LETTERS})
 
 
 @dataclass(frozen=True)
 class Helmholtz:
-    """A field as a gradient plus a part free of divergence: ``grad potential + rotation``."""
+    """A field as a gradient plus a divergence-free part: ``grad potential + rotation``."""
 
     potential: sympy.Expr
     rotation: sympy.ImmutableMatrix
 
 
 def split_drift(system: Lagrangian) -> Helmholtz:
-    """The Helmholtz split of G f: of the drift itself, where the metric is Euclidean."""
+    """The Helmholtz decomposition of G f; of the drift itself if the metric is Euclidean."""
     return helmholtz(list(system.metric * system.drift), system.coordinates)
 
 
 def helmholtz(field: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]) -> Helmholtz:
-    r"""Split a field into a gradient and a part free of divergence, exactly.
+    r"""Split a field into a gradient and a divergence-free part, exactly.
 
     A field that is one or the other is not split. For a polynomial, the potential along rays,
     :math:`V = \int_0^1 f(s\theta)\cdot\theta\,ds`, leaves a remainder, whose divergence q is
@@ -312,9 +331,9 @@ def helmholtz(field: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]) -> H
                 f"The field {list(field)} has no split in closed form: beyond a polynomial, "
                 f"{list(rest)} must be a gradient or free of divergence."
             )
-        polynomial, other = helmholtz(list(smooth), symbols), helmholtz(list(rest), symbols)
+        polynomial, remainder = helmholtz(list(smooth), symbols), helmholtz(list(rest), symbols)
         return Helmholtz(
-            polynomial.potential + other.potential, polynomial.rotation + other.rotation
+            polynomial.potential + remainder.potential, polynomial.rotation + remainder.rotation
         )
     V = _ray_potential(smooth, symbols)
     V += _inverse_laplacian(_divergence(smooth - _gradient(V, symbols), symbols), symbols)
@@ -339,7 +358,7 @@ def curl_free(f: sympy.Matrix, symbols: Sequence[sympy.Symbol]) -> bool:
 
 
 def _potential(f: sympy.Matrix, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
-    """The function whose gradient a field without curl is."""
+    """The potential of a curl-free field."""
     if all(entry.is_polynomial(*symbols) for entry in f):
         return tidy(_ray_potential(f, symbols))
     V = sympy.S.Zero
@@ -377,16 +396,16 @@ def _inverse_laplacian(q: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> sympy.
 
     For q of one degree n in D dimensions, :math:`W = \sum_j c_j |x|^{2j+2}\nabla^{2j} q`, because
     :math:`\nabla^2(|x|^{2m} p) = 2m(D + 2m - 2 + 2\deg p)|x|^{2m-2}p + |x|^{2m}\nabla^2 p`
-    and each term's second part cancels the next one's first.
+    and the second part of each term cancels the first of the next.
     """
     square = sympy.Add(*(x**2 for x in symbols))
     W = sympy.S.Zero
     for n, part in _homogeneous(sympy.expand(q), symbols).items():
         factor = sympy.Rational(1, 2 * (len(symbols) + 2 * n))
-        power, bent = 1, part
-        while bent != 0:
-            W += factor * square**power * bent
-            bent = sympy.expand(sympy.Add(*(sympy.diff(bent, x, 2) for x in symbols)))
+        power, laplacian = 1, part
+        while laplacian != 0:
+            W += factor * square**power * laplacian
+            laplacian = sympy.expand(sympy.Add(*(sympy.diff(laplacian, x, 2) for x in symbols)))
             power += 1
             factor = -factor / (2 * power * (len(symbols) + 2 * n - 2 * (power - 1)))
     return W

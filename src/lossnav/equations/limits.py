@@ -1,8 +1,8 @@
 r"""Known rules as limits of the derived equations (paper Sec. 3, App. E; Sec. 5 and App. I).
 
-Near theta_0 the learner pictures a quadratic loss. In a direction that the dynamics does not mix
+Near theta_0 the learner assumes a quadratic loss. In a direction that the dynamics does not mix
 with others (an eigen-direction of :math:`G^{-1}H`, with g and h read as :math:`G^{-1}g` and
-:math:`G^{-1}H`) the Euler-Lagrange equation is linear, and its solution that does not run away is
+:math:`G^{-1}H`) the Euler-Lagrange equation is linear, and its bounded solution is
 
 .. math:: \theta_{dt} - \theta_0 = x_\infty\,(1 - e^{-\rho\,dt}).
 
@@ -64,7 +64,7 @@ class Limits:
         continuous: The velocity at the start, ``update`` to first order in dt, divided by dt.
         gradient_descent: ``continuous`` for large gamma.
         ballistic: ``continuous`` at gamma = 0.
-        decay: The formula that the letter j stands for; None without a decay.
+        decay: The formula of j; None without a decay.
         reason: Why the others are None; empty if they are not.
     """
 
@@ -115,7 +115,8 @@ def _of_quadratic_model(slow: Overdamped, *, drifts: bool, decay: sympy.Expr | N
     stiffness, friction = sympy.diff(force, x), sympy.diff(force, v)
     r = sympy.Symbol("r")
     roots = sympy.roots(r**2 - friction * r - stiffness, r)
-    root = min(roots, key=_sample)  # the other grows, and J with it
+    ones = dict.fromkeys((stiffness + friction).free_symbols, 1)
+    root = min(roots, key=lambda r: float(r.subs(ones)))  # the other grows, and J with it
     end = tidy(-force.xreplace({x: sympy.S.Zero, v: sympy.S.Zero}) / stiffness)
     update = end * (1 - sympy.exp(-_RHO * STEP))
     rho = -root
@@ -135,19 +136,15 @@ def _of_quadratic_model(slow: Overdamped, *, drifts: bool, decay: sympy.Expr | N
 
 
 def _model(*, drifts: bool, decays: bool) -> Lagrangian:
-    """One direction x = theta - theta_0 of the local quadratic picture, as an objective."""
+    """One direction x = theta - theta_0 of the local quadratic model, as an objective."""
     j = DECAY if decays else 0
     loss = Function(lambda x: GRADIENT * x[0] + CURVATURE * x[0] ** 2 / 2, names=["x"])
     drift = Drift(lambda x: [WIND - j * x[0]]) if drifts else None
     return Lagrangian(Objective(loss, drift=drift))
 
 
-def _sample(expr: sympy.Expr) -> float:
-    return float(expr.xreplace(dict.fromkeys(expr.free_symbols, sympy.S.One)))
-
-
 def overdamped(system: Lagrangian, coordinates: Sequence[str] | None = None) -> Overdamped:
-    r"""The equations when a large discount leaves some coordinates, or all, without inertia.
+    r"""The equations for a discount so large that some or all coordinates have no inertia.
 
     For large gamma the velocity of these coordinates is a function of the position,
     :math:`v = \phi_0 + \phi_1/\gamma`. In the equations, order gamma gives :math:`\phi_0` (the
@@ -169,8 +166,8 @@ def overdamped(system: Lagrangian, coordinates: Sequence[str] | None = None) -> 
             "large: leave discount out to find the overdamped limit."
         )
     names = [x.name for x in system.coordinates]
-    one = [coordinates] if isinstance(coordinates, str) else coordinates
-    wanted = names if one is None else list(one)
+    coordinates = [coordinates] if isinstance(coordinates, str) else coordinates
+    wanted = names if coordinates is None else list(coordinates)
     for name in wanted:
         checks.choice("coordinate", name, names)
     chosen = [i for i, name in enumerate(names) if name in wanted]

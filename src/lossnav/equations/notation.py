@@ -1,8 +1,7 @@
 r"""Equations of motion as text, LaTeX and MathML, in the paper's arrangement.
 
-A symbol's primes become dots: ``theta1''`` is :math:`\ddot\theta_1`. The left side holds the
-acceleration and terms linear in a velocity, in that order, which a printer that sorts its terms
-would not keep.
+A symbol's primes become dots: ``theta1''`` is :math:`\ddot\theta_1`. The left side has the
+acceleration and then terms linear in a velocity; SymPy's printers would sort them.
 """
 
 from __future__ import annotations
@@ -154,6 +153,6 @@ class Equation:
 
 
 def _character(entity: re.Match[str]) -> str:
-    """Plain XML knows five named entities; the rest of HTML's become the characters they mean."""
+    """The character of an HTML entity, unless it is one of the five of XML."""
     name = entity.group(1)
     return entity.group() if name in _XML_OWN else html.entities.html5.get(name, entity.group())

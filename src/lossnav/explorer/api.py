@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,21 @@ import sympy
 
 from lossnav._base.files import plain
 from lossnav.equations import derive
+from lossnav.equations.line_breaks import inline
 from lossnav.equations.notation import mathml
 from lossnav.explorer import paths, requests
 from lossnav.explorer.beliefs import BELIEFS, UNCERTAINTY, beliefs, uncertainty
-from lossnav.explorer.landscapes import LANDSCAPES, picture, prepared
+from lossnav.explorer.landscapes import BOX, LANDSCAPES, picture, prepared
 from lossnav.explorer.paths import PathRequest, drift, metric, path_request, rotated_metric
 from lossnav.explorer.requests import Refused, Schema
-from lossnav.problem.landscapes import Quadratic
+from lossnav.explorer.stories import STORIES
+from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.rules import learning_rule
 
 __all__ = ["QUESTIONS", "Refused", "answer", "catalogue", "schema"]
+UNKNOWN = Function(lambda theta: sympy.Function("L")(*(x.expr for x in theta)), ("alpha", "beta"))
+"""Stands in equations for a loss that has no formula."""
 LONGEST = 40_000
 """Characters of MathML beyond which equations are left out: nobody reads them."""
 _GEOMETRY = ("metric", "ratio", "angle", "drift", "speed")
@@ -34,7 +39,7 @@ _GEOMETRY = ("metric", "ratio", "angle", "drift", "speed")
 def landscape(request: Any) -> dict[str, Any]:
     """The loss on a grid, for contours and a surface."""
     values = paths.settled(request)
-    return picture(prepared(values["landscape"], values["expression"]), values["box"])
+    return picture(prepared(values["landscape"], values["expression"], values["box"]))
 
 
 def equations(request: Any) -> dict[str, Any]:
@@ -55,15 +60,20 @@ def equations(request: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _equations(name: str, expression: str, geometry: tuple[Any, ...]) -> tuple[str, list[str]]:
+def _equations(
+    name: str, expression: str, geometry: tuple[Any, ...]
+) -> tuple[str, list[list[str]]]:
     values = dict(zip(_GEOMETRY, geometry, strict=True))
-    loss = prepared(name, expression).loss
+    landscape = prepared(name, expression)
+    loss = UNKNOWN if landscape.source.sampled else landscape.loss
     try:
         found = derive(Objective(loss, metric=metric(values), drift=drift(values)))
-        drawn = found.mathml().splitlines()
+        drawn = [inline(line) for line in found.mathml().splitlines()]
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from None
-    return str(found), drawn if sum(map(len, drawn)) <= LONGEST else []
+    return str(found), drawn if sum(
+        len(piece) for line in drawn for piece in line
+    ) <= LONGEST else []
 
 
 @functools.lru_cache(maxsize=4)
@@ -75,12 +85,13 @@ def _step(kind: str) -> dict[str, Any]:
         return {"mathml": [], "why": limits.reason}
     rho = sympy.Symbol("rho", positive=True)
     lines = [limits.update.xreplace({limits.rate: rho}), sympy.Eq(rho, limits.rate, evaluate=False)]
-    return {"mathml": [mathml(line) for line in lines], "why": ""}
+    return {"mathml": [inline(mathml(line)) for line in lines], "why": ""}
 
 
 def _python(asked: PathRequest) -> str:
     v = asked.values
-    inputs = [asked.landscape.source.python()]
+    source = asked.landscape.source
+    inputs = [source.python()]
     if v["metric"] == "fisher":
         inputs.append("metric=ln.FisherGaussian(1)")
     elif v["metric"] == "anisotropic":
@@ -91,7 +102,7 @@ def _python(asked: PathRequest) -> str:
     lines = "".join(f"    {line},\n" for line in inputs)
     horizon = "" if np.isinf(asked.horizon) else f", horizon={asked.horizon!r}"
     return f"""import lossnav as ln
-
+{source.setup}
 objective = ln.Objective(
 {lines})
 path = ln.solve(objective, {asked.theta0.tolist()!r}{horizon})
@@ -100,14 +111,17 @@ rule = ln.learning_rule(objective, dt={v["dt"]!r})"""
 
 
 def _toml(asked: PathRequest) -> str:
-    v = asked.values
+    """The problem file; empty for a slice, which no file can hold."""
+    v, loss = asked.values, asked.landscape.source.toml()
+    if not loss:
+        return ""
     horizon = "" if np.isinf(asked.horizon) else f" --horizon {asked.horizon!r}"
     parts = [
         f"# Solve with: lossnav solve FILE{horizon}",
         *(f"{name} = {v[name]!r}" for name in ("eta", "k", "gamma")),
         f"theta0 = {asked.theta0.tolist()!r}",
         'description = "From the explorer."',
-        f"\n[loss]\n{asked.landscape.source.toml()}",
+        f"\n[loss]\n{loss}",
     ]
     if v["metric"] == "fisher":
         parts.append('\n[metric]\ntype = "fisher-gaussian"\nn = 1')
@@ -167,15 +181,17 @@ def answer(question: str, request: Any) -> dict[str, Any]:
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything the page offers: landscapes, rules, and the fields of each view."""
+    """Everything the page offers: landscapes, the rules, stories and the fields of each view."""
     return plain(
         {
             "landscapes": {
                 name: {"title": one.title, "box": one.box, "settings": one.settings}
                 for name, one in LANDSCAPES.items()
             },
+            "box": BOX,
             "rules": paths.RULES,
             "fields": {"path": paths.FIELDS, "beliefs": BELIEFS, "uncertainty": UNCERTAINTY},
+            "stories": {name: asdict(story) for name, story in STORIES.items()},
         }
     )
 

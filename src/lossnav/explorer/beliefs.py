@@ -24,6 +24,7 @@ from scipy.integrate import solve_ivp
 from lossnav._base.checks import FloatArray
 from lossnav._base.symbolic import compiled
 from lossnav.equations import EulerLagrange, derive
+from lossnav.equations.line_breaks import inline
 from lossnav.explorer.requests import Refused, Schema, number, read
 from lossnav.problem.belief import adaptive, weight_uncertainty
 from lossnav.problem.landscapes import Quadratic
@@ -76,7 +77,7 @@ def beliefs(request: Any) -> dict[str, Any]:
         "kalman": {"m": m_k, "low": m_k - spread, "high": m_k + spread, "gain": gain},
         "rms": {name: float(np.sqrt(np.mean(error**2))) for name, error in errors.items()},
         "beta1": 1 - float(gain[-1]),
-        "mathml": list(_belief_equations()),
+        "mathml": _belief_equations(),
         "python": f"""import lossnav as ln
 from lossnav.rules.gains import Betas, Kalman
 
@@ -90,9 +91,10 @@ kalman = ln.BeliefRule(1.0, gain=Kalman(
 
 
 @functools.cache
-def _belief_equations() -> tuple[str, ...]:
+def _belief_equations() -> list[list[str]]:
     """Of a learner with one weight; they hold for any gradient."""
-    return tuple(derive(adaptive([0.3], gamma=1.0)).mathml().splitlines())
+    lines = derive(adaptive([0.3], gamma=1.0)).mathml().splitlines()
+    return [inline(line) for line in lines]
 
 
 def _stream(values: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
@@ -148,7 +150,7 @@ def uncertainty(request: Any) -> dict[str, Any]:
         "message": status.value,
         "ok": status.ok,
         "error": error,
-        "mathml": equations.mathml().splitlines(),
+        "mathml": [inline(line) for line in equations.mathml().splitlines()],
         "python": f"""import lossnav as ln
 
 objective = ln.belief.weight_uncertainty(

@@ -22,16 +22,21 @@ from lossnav._base.jets import PointJet
 from lossnav._base.symbolic import coordinates
 from lossnav.explorer.requests import Refused
 from lossnav.problem import landscapes
+from lossnav.problem.slices import GridLoss
 from lossnav.problem.toml_files import LOSSES
 
 GRID = 81
 """Nodes on each side of the picture of a landscape."""
 SEEDS, ENDS = 16, 8
 """Low grid points that are followed down, and minima offered as ends of a path."""
+SLICE = "slice"
+"""Name of the landscape that is a slice of the user's model."""
 LONGEST = 300
 """Characters of a typed formula."""
 EXPRESSION = "sin(2*x)*cos(2*y) + (x**2 + y**2)/5"
 Box = tuple[float, float, float, float]
+BOX: Box = (-2.0, 2.0, -2.0, 2.0)
+"""Of a typed formula, unless a request has another one."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +50,33 @@ class Landscape:
         box: Limits of the picture: x from, x to, y from, y to.
         settings: Settings of a request that show it well.
         positive: Whether the second coordinate is a variance.
+        setup: Lines of Python that make ``loss``, where it is no public class with these inputs.
     """
 
     title: str
     kind: Callable[..., landscapes.Loss]
     inputs: dict[str, Any] = field(default_factory=dict)
-    box: Box = (-2.0, 2.0, -2.0, 2.0)
+    box: Box = BOX
     settings: dict[str, Any] = field(default_factory=dict)
     positive: bool = False
+    setup: str = ""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the loss is known by its values on a grid, without a formula."""
+        return self.kind is GridLoss
 
     def python(self) -> str:
         """The Python expression that makes the loss."""
+        if self.setup:
+            return "loss"
         inputs = ", ".join(f"{name}={value!r}" for name, value in self.inputs.items())
         return f"ln.{self.kind.__name__}({inputs})"
 
     def toml(self) -> str:
-        """The lines of a problem file's ``[loss]``."""
+        """The lines of a problem file's ``[loss]``; empty where a file cannot hold the loss."""
+        if self.sampled:
+            return ""
         if self.kind is landscapes.Expression:
             lines = {"expression": self.inputs["text"], "variables": self.inputs["variables"]}
         else:
@@ -122,6 +138,19 @@ LANDSCAPES: dict[str, Landscape] = {
 }
 
 
+def sliced(loss: GridLoss, title: str, setup: str = "") -> Landscape:
+    """A loss on a grid as a landscape; k is such that motion and loss cost about the same."""
+    x0, x1, y0, y1 = loss.box
+    size = (x1 - x0) * (y1 - y0) / 4
+    rise = float(np.median(loss.values) - loss.values.min()) or 1.0
+    k = float(f"{np.clip(size / rise, 1e-3, 1e2):.1g}")
+    start = (0.2 * (b - a) + a for a, b in ((x0, x1), (y1, y0)))
+    x, y = (float(f"{value:.4g}") for value in start)
+    settings = {"x": x, "y": y, "k": k, "gamma": 0.5, "dt": 0.1}
+    inputs = {"x": loss.x, "y": loss.y, "values": loss.values, "names": loss.names}
+    return Landscape(title, GridLoss, inputs, loss.box, settings, setup=setup)
+
+
 class CachedLoss(landscapes.Function):
     """A loss that stays compiled when an Objective binds it, and is fast at single points.
 
@@ -159,16 +188,34 @@ class PreparedLandscape:
 
     source: Landscape
     loss: landscapes.Loss
+    box: Box
     minima: tuple[tuple[float, float], ...]
 
 
-def prepared(name: str, expression: str) -> PreparedLandscape:
-    """The landscape of that name, or the typed one."""
-    return _prepared(name, expression if name == "expression" else "")
+def offer(landscape: Landscape) -> None:
+    """Take up a slice among the landscapes of this process, or another one in its place."""
+    LANDSCAPES[SLICE] = landscape
+    _traced.cache_clear()
+    _prepared.cache_clear()
+
+
+def prepared(
+    name: str, expression: str = "", box: Sequence[float] | None = None
+) -> PreparedLandscape:
+    """The landscape of that name, or the typed one, in its own box or another one."""
+    typed = expression if name == "expression" else ""
+    return _prepared(name, typed, None if box is None else tuple(box))
 
 
 @functools.lru_cache(maxsize=32)
-def _prepared(name: str, expression: str) -> PreparedLandscape:
+def _prepared(name: str, expression: str, box: Any) -> PreparedLandscape:
+    source, loss = _traced(name, expression)
+    sides = box_sides(source, box)
+    return PreparedLandscape(source, loss, sides, _minima(loss, source, sides))
+
+
+@functools.lru_cache(maxsize=32)
+def _traced(name: str, expression: str) -> tuple[Landscape, landscapes.Loss]:
     source = _typed("Typed", expression) if name == "expression" else LANDSCAPES[name]
     try:
         plain = source.kind(**source.inputs)
@@ -176,15 +223,14 @@ def _prepared(name: str, expression: str) -> PreparedLandscape:
             raise Refused(
                 "The formula contains t, but the page shows no loss that changes: leave it out."
             )
-        loss = CachedLoss(plain)
+        return source, plain if source.sampled else CachedLoss(plain)
     except (ExpressionError, ValueError) as error:
         raise Refused(str(error)) from None
-    return PreparedLandscape(source, loss, _minima(loss, source))
 
 
-def _minima(loss: landscapes.Loss, source: Landscape) -> tuple[tuple[float, float], ...]:
+def _minima(loss: landscapes.Loss, source: Landscape, box: Box) -> tuple[tuple[float, float], ...]:
     """The minima in the box, lowest first: descent from the lowest local minima of a grid."""
-    x, y, z = _grid(loss, source.box)
+    x, y, z = _grid(loss, box)
     z = np.where(np.isfinite(z), z, np.inf)
     rows, columns = np.nonzero((z <= minimum_filter(z, 3, mode="nearest")) & np.isfinite(z))
     order = np.argsort(z[rows, columns], kind="stable")[:SEEDS]
@@ -229,10 +275,10 @@ def _grid(loss: landscapes.Loss, box: Box) -> tuple[FloatArray, FloatArray, Floa
         return x, y, np.asarray(loss(np.stack(np.meshgrid(x, y), axis=-1)))
 
 
-def picture(landscape: PreparedLandscape, box: Sequence[float] | None) -> dict[str, Any]:
+def picture(landscape: PreparedLandscape) -> dict[str, Any]:
     """The loss on a grid, for contours and a surface; NaN where it is not finite."""
-    x0, x1, y0, y1 = sides = box_sides(landscape.source, box)
-    x, y, z = _grid(landscape.loss, sides)
+    x0, x1, y0, y1 = landscape.box
+    x, y, z = _grid(landscape.loss, landscape.box)
     finite = np.isfinite(z)
     if not finite.any():
         raise Refused("The loss is not finite anywhere in the box: choose another box or formula.")
@@ -244,7 +290,7 @@ def picture(landscape: PreparedLandscape, box: Sequence[float] | None) -> dict[s
     return drawn | {"minima": [list(p) for p in inside], "losses": losses, "names": names}
 
 
-def box_sides(source: Landscape, box: Sequence[float] | None) -> Box:
+def box_sides(source: Landscape, box: Box | None) -> Box:
     """The requested box, or the landscape's own; refused if a side has no length."""
     x0, x1, y0, y1 = source.box if box is None else box
     for name, low, high in (("x", x0, x1), ("y", y0, y1)):

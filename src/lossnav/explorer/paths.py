@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,13 @@ from scipy.interpolate import PchipInterpolator
 
 from lossnav._base.checks import FloatArray
 from lossnav.explorer import landscapes
-from lossnav.explorer.landscapes import LANDSCAPES, PreparedLandscape, box_sides, prepared
+from lossnav.explorer.landscapes import (
+    LANDSCAPES,
+    SLICE,
+    Landscape,
+    PreparedLandscape,
+    prepared,
+)
 from lossnav.explorer.requests import Refused, Schema, choice, number, read
 from lossnav.problem import geometry
 from lossnav.problem.objective import Objective
@@ -105,6 +111,13 @@ FIELDS: dict[str, Schema] = {
 }
 
 
+def offer(landscape: Landscape) -> None:
+    """Let requests of this process ask about a slice, by default."""
+    landscapes.offer(landscape)
+    FIELDS["landscape"] |= {"enum": [*LANDSCAPES, "expression"], "default": SLICE}
+    _objective.cache_clear()
+
+
 @dataclass(frozen=True, eq=False)
 class PathRequest:
     """A checked request about paths.
@@ -136,7 +149,7 @@ def path_request(request: Any) -> PathRequest:
     if (values["metric"] == "fisher" or values["landscape"] == "normal") and y <= 0:
         why = "with the Fisher metric" if values["metric"] == "fisher" else "here"
         raise Refused(f"y is {y:g}, but {why} it is a variance: start at y > 0.")
-    landscape = prepared(values["landscape"], values["expression"])
+    landscape = prepared(values["landscape"], values["expression"], values["box"])
     with np.errstate(all="ignore"):
         jet = landscape.loss.jet_at(np.array([x, y]))
         if not all(np.isfinite(part).all() for part in jet):
@@ -212,13 +225,25 @@ def basins(request: Any) -> dict[str, Any]:
 
 def _described(asked: PathRequest, margin: float) -> dict[str, Any]:
     found = solved(asked, asked.horizon, margin)
-    return _sampled(asked.objective, found) | {
+    answer = _sampled(asked.objective, found)
+    if asked.landscape.source.sampled and _leaves(found, asked.landscape.source.box):
+        answer["message"] += (
+            " It leaves the slice, outside of which the loss is not known: use a larger extent."
+        )
+    return answer | {
         "names": list(found.names),
         "velocity0": found.velocity0,
         "rest": found.rest,
         "endless": math.isinf(asked.horizon),
         "candidates": [_sampled(asked.objective, other) for other in found.candidates],
     }
+
+
+def _leaves(found: Trajectory, box: Sequence[float]) -> bool:
+    """Whether a path goes out of the box by more than its width in rounding."""
+    low, high = np.array(box[::2]), np.array(box[1::2])
+    far = 1e-6 * (high - low)
+    return bool(((found.theta < low - far) | (found.theta > high + far)).any())
 
 
 def solved(asked: PathRequest, horizon: float, margin: float = 1.0) -> Trajectory:
@@ -271,7 +296,7 @@ def _points(found: Trajectory) -> tuple[FloatArray, FloatArray, FloatArray]:
 def field(request: Any) -> dict[str, Any]:
     """Arrows along the optimal velocity, the basin that each leads to, and the watershed."""
     asked = path_request(request)
-    x0, x1, y0, y1 = box_sides(asked.landscape.source, asked.values["box"])
+    x0, x1, y0, y1 = asked.landscape.box
     if asked.values["metric"] == "fisher" and y0 <= 0:
         y0 = 1e-2 * (y1 - max(y0, 0.0)) if y1 > 0 else y0
     try:
@@ -422,7 +447,7 @@ def _divergence(asked: PathRequest, path: FloatArray) -> str:
 
 
 def _limit(asked: PathRequest) -> float:
-    return FAR * (1 + max(map(abs, (*asked.landscape.source.box, *asked.theta0))))
+    return FAR * (1 + max(map(abs, (*asked.landscape.box, *asked.theta0))))
 
 
 def _newton(objective: Objective, dt: float) -> Rule:

@@ -30,8 +30,9 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lossnav import __version__
-from lossnav.explorer import api
+from lossnav.explorer import api, paths
 from lossnav.explorer.guard import Guard
+from lossnav.explorer.landscapes import Landscape
 from lossnav.explorer.workers import LIMIT, QUEUE, Unanswered, Workers
 
 LARGEST = 16 * 1024
@@ -75,7 +76,12 @@ class Unread(Exception):
 
 
 def create_app(
-    *, hosts: Iterable[str] = (), numeric: bool = False, workers: int = 2, limit: float = LIMIT
+    *,
+    hosts: Iterable[str] = (),
+    numeric: bool = False,
+    workers: int = 2,
+    limit: float = LIMIT,
+    offered: Iterable[Landscape] = (),
 ) -> FastAPI:
     """The explorer as an ASGI application.
 
@@ -84,11 +90,15 @@ def create_app(
         numeric: Whether any numeric address is accepted too.
         workers: Processes that solve.
         limit: Seconds that one answer may take.
+        offered: The slice of the user's model to show first, if there is one.
     """
+    slices = tuple(offered)
+    for landscape in slices:
+        paths.offer(landscape)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.workers = Workers(workers, limit)
+        app.state.workers = Workers(workers, limit, *slices)
         warming = asyncio.create_task(_warm(app.state.workers))
         try:
             yield

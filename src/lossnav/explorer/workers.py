@@ -69,10 +69,17 @@ class Busy(Unanswered):
     status = 429
 
 
-def serve(connection: Connection) -> None:
-    """The loop of a worker process: a question in, an answer out."""
-    from lossnav.explorer import api
+def serve(connection: Connection, *offered: Any) -> None:
+    """The loop of a worker process: a question in, an answer out.
 
+    Args:
+        connection: To the server.
+        offered: The slice to take up among the landscapes, if there is one.
+    """
+    from lossnav.explorer import api, paths
+
+    for landscape in offered:
+        paths.offer(landscape)
     busy = False
 
     def stop(*_: Any) -> None:
@@ -111,8 +118,8 @@ def serve(connection: Connection) -> None:
 class Worker:
     """A process for one question at a time; started when first needed, replaced when it dies."""
 
-    def __init__(self, context: Any) -> None:
-        self.context, self.losses, self.closed = context, 0, False
+    def __init__(self, context: Any, *offered: Any) -> None:
+        self.context, self.offered, self.losses, self.closed = context, offered, 0, False
         self.process: Any = None
 
     def ask(self, message: bytes, limit: float) -> bytes:
@@ -140,7 +147,7 @@ class Worker:
     def _start(self) -> None:
         self.pipe, far = self.context.Pipe()
         self.cancelled, self.cancelling = self.context.Pipe(duplex=False)
-        how = {"target": serve, "args": (far,), "name": "lossnav explorer"}
+        how = {"target": serve, "args": (far, *self.offered), "name": "lossnav explorer"}
         process = self.context.Process(**how, daemon=True)
         process.start()
         self.process = process  # from here on `close`, called by another thread, ends it
@@ -284,14 +291,16 @@ class Workers:
     Args:
         size: Number of processes.
         limit: Seconds that one answer may take.
+        offered: The slice that they answer about as well, if there is one.
     """
 
-    def __init__(self, size: int = 2, limit: float = LIMIT) -> None:
+    def __init__(self, size: int = 2, limit: float = LIMIT, *offered: Any) -> None:
         self.size, self.limit, self.waiting = size, limit, 0
         self._compiling = False
+        self.offered = offered
         context = warm_processes()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="explorer")
-        self._workers = [Worker(context) for _ in range(size)]
+        self._workers = [Worker(context, *offered) for _ in range(size)]
         self._turns = Turns(self._workers)
 
     @property
@@ -311,8 +320,9 @@ class Workers:
         may: one worker does it now, and the others find it on the disk.
         """
         self._compiling = True
+        request = {} if self.offered else {"landscape": "bowl"}
         try:
-            easy = (self.ask("path", {"landscape": "bowl"}) for _ in range(self.size))
+            easy = (self.ask("path", request) for _ in range(self.size))
             await asyncio.gather(*easy)
             await self.ask("field", {})
         finally:

@@ -37,10 +37,10 @@ class Learner:
     Attributes:
         kind: ``"local"`` (a quadratic loss, a metric and decay), ``"drifted"`` (an affine drift),
             ``"squares"`` (curvature from squared gradients) or ``"adaptive"`` (that of
-            `lossnav.problem.belief.adaptive`).
+            `lossnav.problem.belief.adaptive`), or ``"uncertain"`` (that of uncertain weights).
         constants: ``eta``, ``gamma``, and by kind ``kappa``, ``beta1``, ``beta2``, ``j``.
-        arrays: ``H``, ``G``, ``J`` and ``c``, where the kind has them.
-        options: ``plan``, ``look_ahead``, ``shared``, ``curvature`` of the rule.
+        arrays: ``H``, ``G``, ``J``, ``c`` and ``v``, where the kind has them.
+        options: Arguments of `lossnav.learning_rule` and of the Objective's constructor.
         ambiguous: What steps do not show, a sentence each.
 
     Examples:
@@ -57,7 +57,7 @@ class Learner:
 
     def objective(self) -> Objective:
         """The Objective."""
-        from lossnav.problem.belief import adaptive
+        from lossnav.problem.belief import adaptive, weight_uncertainty
         from lossnav.problem.geometry import ConstantMetric, Decay, LinearDrift
         from lossnav.problem.landscapes import Quadratic
         from lossnav.problem.objective import Objective
@@ -67,10 +67,15 @@ class Learner:
         a = {name: np.array(value, dtype=np.float64) for name, value in self.arrays.items()}
         loss = Quadratic(a.get("H", [1.0]))
         if self.kind == "adaptive":
-            xi = tuple(math.sqrt((1 - c[beta]) * c["gamma"]) for beta in ("beta1", "beta2"))
+            gains = [1 - c[beta] for beta in ("beta1", "beta2")]
+            # With no discount, the steady gain K of a Kalman filter: xi^2 = K^2 / (1 - K).
+            xi = [math.sqrt(K * c["gamma"] if c["gamma"] else K * K / (1 - K)) for K in gains]
             return adaptive(
-                [0.0], kappa=c.get("kappa", 1.0), alpha=(0.0, 0.0), xi=(xi[0], xi[1]), **shared
-            )
+                [0.0], kappa=c.get("kappa", 1.0), alpha=(0.0, 0.0), xi=(xi[0], xi[1]),
+                observation=self.options.get("observation", "moments"), **shared,
+            )  # fmt: skip
+        if self.kind == "uncertain":
+            return weight_uncertainty(loss, entropy=self.options["entropy"], **shared)
         drift: Any = Decay(c["j"]) if c.get("j") else None
         if "J" in a:
             drift = LinearDrift(a["J"], a.get("c"))
@@ -81,7 +86,9 @@ class Learner:
         from lossnav.rules.build import learning_rule
         from lossnav.rules.sources import SquaredGradients
 
-        options = dict(self.options)
+        options = {name: x for name, x in self.options.items() if name != "observation"}
+        if self.kind == "uncertain":
+            options = {"variance": np.array(self.arrays["v"])}
         if self.kind == "squares":
             kappa = self.constants.get("kappa", 1.0)
             options["curvature"] = SquaredGradients(self.constants["beta2"], kappa=kappa)
@@ -186,7 +193,8 @@ class Discount:
     Attributes:
         kind: ``"ballistic"`` (:math:`S\sim\lambda^{-1/2}`, no discount), ``"overdamped"`` (flat, a
             very large one), ``"between"``, ``"newton"`` (:math:`\lambda^{-1}`), ``"sign"`` (one
-            length), ``"linear"`` (one matrix; no discount shows), ``"other"`` or ``"unknown"``.
+            length), ``"linear"`` (one matrix; no discount shows), ``"planned"`` (that of
+            ``learner``), ``"other"`` or ``"unknown"``.
         lr: Step of a coordinate whose mean gradient is one standard deviation; if ``overdamped``,
             step per unit of gradient.
         gamma: :math:`\Gamma` in units of a gradient; None if the response is flat.
@@ -417,7 +425,7 @@ class Assumptions:
             )
         if self.learner is not None and mean is None and variance is None:
             return self.learner.objective()
-        if self.discount.kind == "linear":
+        if self.discount.kind in ("linear", "planned"):
             raise ValueError(
                 f"{self.name} has no belief about the variance of gradients: leave out mean and "
                 "variance."

@@ -12,7 +12,14 @@ import numpy as np
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference import time_limit
-from lossnav.inference.assumptions import Assumptions, Discount, Estimate, Memory, Structure
+from lossnav.inference.assumptions import (
+    Assumptions,
+    Discount,
+    Estimate,
+    Memory,
+    Structure,
+    WeightDrift,
+)
 from lossnav.inference.fit import (
     EARLY,
     RESOLUTION,
@@ -24,11 +31,19 @@ from lossnav.inference.fit import (
     examination,
     matrix_rules,
     mechanisms,
+    uncertain,
 )
 from lossnav.inference.fit.examination import Examination
 from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
-from lossnav.inference.probes import ProbedOptimizer, ProbeError, drift, label_of, memory
+from lossnav.inference.probes import (
+    ProbedOptimizer,
+    ProbeError,
+    drift,
+    label_of,
+    memory,
+    training_gradients,
+)
 
 MOST_ENTRIES = 1024
 _BENT = 1e-6
@@ -116,6 +131,10 @@ def _identified(measured: Measurements, budget: int) -> Assumptions:
         measured.learner = affine.learner_of(straight)
         if not straight.isotropic:
             return _affine(measured, straight)
+    else:
+        measured.learner = uncertain.learner_of(probed)
+        if measured.learner is not None:
+            return _uncertain(measured)
     measured.probe()
     if measured.estimates_step_size:
         return measured.assumptions(None, None)
@@ -156,22 +175,47 @@ def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
     )
 
 
+def _uncertain(measured: Measurements) -> Assumptions:
+    """Steps of weights that have a variance each."""
+    assert measured.learner is not None
+    first = Estimate.exactly(float(np.mean(measured.learner.arrays["v"])))
+    return Assumptions(
+        measured.probed.name,
+        Discount("planned"),
+        Memory(gradient=Estimate.exactly(1.0)),
+        WeightDrift("none"),
+        Structure("diagonal"),
+        notes=(
+            f"Each weight has a variance of its own, {first} at the start on average, which "
+            "steps and curvature change.",
+        ),
+        learner=measured.learner,
+    )
+
+
 def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
     """The fit of a rule whose steps are bent by curvature, and its learner; None if it is none."""
     probed = measured.probed
-    if not measured.response.plans or probed.random or measured.kind not in ("diagonal", "other"):
+    if not measured.response.plans or probed.random or measured.kind == "kronecker":
         return None
     probed.watch.doing = "run on random gradients for the fit of a bent step"
     fit, observed = diagonal.identify_bent(probed, measured.response)
-    learner = diagonal.learner_of(fit.model)
-    if fit.residual > _BENT or learner is None:
-        return None
+    return (fit, observed) if _learned(measured, fit) else None
+
+
+def _learned(measured: Measurements, fit: Fit) -> bool:
+    """Whether a fit is the learning rule of an Objective, on gradients that it did not use."""
+    learner = diagonal.learner_of(fit.model) if fit.residual <= _BENT else None
     exam = measured.examine()
-    if distance(exam.steps, matrix_rules.run(learner.rule(), exam.grads, exam.theta)) > _BENT:
-        return None
-    measured.learner = learner
+    if learner is None:
+        return False
+    missed = distance(exam.steps, matrix_rules.run(learner.rule(), exam.grads, exam.theta))
+    if missed > _BENT:
+        return False
+    measured.learner, measured.unexplained = learner, missed
     measured.outside.clear()  # what simpler models miss
-    return fit, observed
+    measured.mechanisms.clear()
+    return True
 
 
 def _diagonal(measured: Measurements, budget: int) -> Assumptions:
@@ -195,18 +239,25 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         sizes = np.tile(diagonal.sizes_about(probed, measured.response), budget)
         by_noise = measured.impulse.slope > 0.15 and not probed.random
         fit, observed = diagonal.identify(probed, start, sizes, by_noise=by_noise)
+        if not probed.random and (fit.residual > _BENT or fit.model.saturation):
+            bent_fit = diagonal.identify_relative(fit, observed, start)
+            if bent_fit is not None and _learned(measured, bent_fit):
+                members = examination.diagonal_members(bent_fit.model, observed, measured.pull)
+                near = examination.nearest(members, measured.examine())
+                return measured.assumptions(bent_fit, near)
     exam = measured.examine()
-    if not factored and not measured.clips and not probed.random:
+    if not measured.clips and not probed.random:
         fit = _with_mechanism(measured, fit, observed, exam)
     fit = _name_parts(measured, fit)
     expected = _expected(measured, fit.model, exam)
-    if factored:
+    named = isinstance(fit.model, mechanisms.ChangedModel)
+    if factored and not named:
         measured.add(
             "factored second moment",
             "It has one scale for each row and one for each column, and none for a coordinate.",
         )
     elif not measured.clips:  # clipping is reported already, and fills the examination
-        top = examination.ceiling(observed.steps[EARLY:])
+        top = None if named else examination.ceiling(observed.steps[EARLY:])
         if top is not None:
             measured.add(
                 "clip of steps by value",
@@ -218,7 +269,7 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
         missed = fit.residual  # the examination of a factored rule is not diagonal
-        if not factored:
+        if named or not factored:
             missed = distance(exam.steps[EARLY:], expected[EARLY:])
         for name, sentence in examination.schedule_sentences(probed, fit.model, missed):
             measured.add(name, sentence)
@@ -235,12 +286,17 @@ def _with_mechanism(
         return fit
     measured.probed.watch.doing = "compared with mechanisms that the family lacks"
     usual = DiagonalModel(1.0, beta1=0.9, beta2=0.999, eps=1e-8, diffuse=(True, True))
-    bases = [usual]
+    bases = [usual, DiagonalModel(1.0), DiagonalModel(1.0, beta1=0.9)]
+    beta1 = 0.0 if measured.impulse is None else measured.impulse.beta1
+    bases += [replace(usual, beta1=beta1, beta2=beta2) for beta2 in (0.9, 0.99)]
     if fit.model.lr > 1e-100:  # otherwise the fit went astray
         changes: dict[str, Any] = dict.fromkeys(("trend", "kappa", "saturation"), 0.0)
         if fit.model.beta2 is not None:
             changes |= {"growth": None, "beta2": min(fit.model.beta2, 0.9999), "gamma": 0.0}
         bases.insert(0, replace(fit.model, averages_steps=False, root=0.0, **changes))
+    if measured.kind == "factored":  # it was fitted where its scales are exact
+        g = training_gradients(measured.probed, measured.probed.size * np.array([1.0, 0.1, 10.0]))
+        observed = Observations(g, measured.probed.run(g))
     # Away from the corner of eps, which optimizers add in many ways.
     away = observed.part(3, len(observed.steps))
     changed = mechanisms.identify(bases, away, away.fit(fit.model, ["lr"], rounds=5))
@@ -359,7 +415,8 @@ def _basis(measured: Measurements) -> Assumptions:
     measured.notes.append(
         f"The basis remembers {found.basis} steps and is refreshed every {found.rule.refresh}."
     )
-    exam = measured.examine(tensors=1, steps=80)
+    # The first gradient of a square matrix fills both bases, and none is left to rounding.
+    exam = measured.examine(tensors=1, steps=80, square=True)
     near = examination.nearest(examination.basis_members(found, measured.pull), exam)
     fit = found.fit
     if fit.residual > 0.02 + 2 * measured.probed.slack:

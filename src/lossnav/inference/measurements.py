@@ -35,6 +35,7 @@ from lossnav.inference.probes import (
 from lossnav.inference.probes.memory import SignBalance
 
 _ESTIMATES = 10.0  # schedules and step sizes of each coordinate give 1, trust ratios up to 3
+_NEGLIGIBLE = 1e-5
 
 
 @dataclass
@@ -89,11 +90,15 @@ class Measurements:
             corner = self.response.corner
             probed.size = corner / (1000 * entries)
             way = "norm" if invariance.clips_by_norm(probed, corner) else "value"
-            self.add(
-                f"clip by {way}",
-                f"It clips by {way}: gradients above a size act as if they had that size "
-                f"({corner:.4g} for each coordinate, or {corner * entries:.4g} for the tensor).",
-            )
+            if way == "norm" and corner < _NEGLIGIBLE:  # it divides by the norm, and by no zero
+                self.clips, probed.size = False, 1.0
+            else:
+                self.add(
+                    f"clip by {way}",
+                    f"It clips by {way}: gradients above a size act as if they had that size "
+                    f"({corner:.4g} for each coordinate, or {corner * entries:.4g} for the "
+                    "tensor).",
+                )
         probed.watch.doing = "probed for its metric"
         self.symmetry = invariance.measure(probed)
         self.kind = self.symmetry.structure.kind
@@ -152,6 +157,12 @@ class Measurements:
                 "The length of its steps depends on the size of the weights (a trust ratio); what "
                 "follows is for weights whose root mean square is one.",
             )
+        if invariance.projects_weights(probed):
+            self.add(
+                "weight projection",
+                "It takes the part along the weights out of some or all of its steps (as AdamP and "
+                "optimizers on a sphere do).",
+            )
         try:
             moved = invariance.on_path(probed, self.pull)
         except ProbeError as problem:
@@ -176,9 +187,13 @@ class Measurements:
                 "Without gradients weights move, but not in proportion to themselves."
             )
 
-    def examine(self, tensors: int = 3, steps: int = 160) -> Examination:
-        """Steps on gradients that no fit used."""
+    def examine(self, tensors: int = 3, steps: int = 160, square: bool = False) -> Examination:
+        """Steps on gradients that no fit used, of square matrices if so asked and possible."""
         probed = self.probed
+        if square and not np.any(probed.rest):
+            n = min(invariance.matrix_shape(probed.shape))
+            probed = ProbedOptimizer(probed.optimizer, (n, n), probed.name, 1, probed.watch)
+            probed.size, probed.together = self.probed.size, False
         probed.watch.doing = "run on gradients that no fit used"
         sizes = probed.size * np.array([1.0, 0.1, 10.0])[:tensors]
         g = rough_gradients(probed, sizes, steps)

@@ -17,6 +17,7 @@ _DISCOUNTS = {
     "newton": "none, and long steps: they go as 1/variance",
     "sign": "none, and noise as large as the signal: every step has one length",
     "linear": "cannot be told from the metric and the curvature, as steps are linear in gradients",
+    "planned": "that of the Objective below",
     "other": "not that of the family",
     "unknown": "not known",
 }
@@ -151,6 +152,10 @@ def line(found: Assumptions) -> str:
 
 def _base(found: Assumptions) -> str:
     """The member of the family that the mechanisms change."""
+    from lossnav.inference.fit.mechanisms import WHOLE
+
+    if WHOLE & set(found.mechanisms):
+        return "a rule"
     known = {name: e.value for name, e in found.settings.items()}
     beta1, lr = known.get("beta1", 0.0), known["lr"]
     decay = {}

@@ -1,4 +1,4 @@
-"""Which parameters of a model belong together: by name and shape, for PyTorch and optax alike."""
+"""Parameter groups of a model, by name and shape, for PyTorch and optax alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DECAYED = ("matrices", "heads")
 """Roles with weight decay."""
 OURS = ("navigator", "kronecker", "uncertain", "ballistic")
 OF_MATRICES = ("kronecker", "muon", "soap")
-"""Optimizers whose rule is about whole matrices."""
+"""Optimizers with a rule for whole matrices."""
 
 _WEIGHTS = {"kernel", "w", "weight", "weights"}
 _VECTORS = {"b", "beta", "gain", "gamma", "offset", "scale"}
@@ -65,22 +65,22 @@ def role(path: Sequence[str], shape: Sequence[int]) -> str:
     return "heads" if named_head(path) else "matrices"
 
 
-def overridden(found: dict[str, str], roles: Mapping[str, str] | None) -> dict[str, str]:
-    """The role of each parameter where ``roles``, by patterns of names, has the last word."""
-    for pattern, given in (roles or {}).items():
-        checks.choice("role", given, ROLES)
-        matched = [name for name in found if fnmatchcase(name, pattern)]
+def overridden(roles_by_name: dict[str, str], roles: Mapping[str, str] | None) -> dict[str, str]:
+    """The role of each parameter; ``roles``, by patterns of names, takes precedence."""
+    for pattern, new_role in (roles or {}).items():
+        checks.choice("role", new_role, ROLES)
+        matched = [name for name in roles_by_name if fnmatchcase(name, pattern)]
         if not matched:
             raise ValueError(
                 f"No trainable parameter matches {pattern!r} in roles; names are like "
-                f"{next(iter(found), '')!r}."
+                f"{next(iter(roles_by_name), '')!r}."
             )
-        found = found | dict.fromkeys(matched, given)
-    return found
+        roles_by_name = roles_by_name | dict.fromkeys(matched, new_role)
+    return roles_by_name
 
 
 def refuse_diagonal(name: str, count: int) -> None:
-    """Raise because a rule about matrices has none to work on."""
+    """Raise an error: an optimizer of matrices has no matrix to work on."""
     raise ValueError(
         f"None of the {count} trainable parameters is a matrix that {name!r} can use, so it would "
         "be a diagonal rule: are they flattened (FSDP1, DeepSpeed)? Use fully_shard (FSDP2), which "
@@ -89,7 +89,7 @@ def refuse_diagonal(name: str, count: int) -> None:
 
 
 def table(name: str, rows: Sequence[Row], *, whole: bool = True) -> str:
-    """The groups as a small table; ``whole`` is False if state is shared out over processes.
+    """The groups as a small table; ``whole`` is False if state is sharded over processes.
 
     Examples:
         >>> print(table("navigator", [Row("vectors", 2, 1000, "Navigator", 0.0, 8000)]))

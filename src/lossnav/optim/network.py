@@ -23,9 +23,9 @@ from lossnav.solvers.curvature import Curvature, Diagonal
 
 Products = Callable[[Array], Array]
 MOST_PRODUCTS = 4096
-"""Most coordinates of a Hessian that is computed entry by entry, one product for each."""
+"""Largest number of coordinates for a Hessian computed with one product for each."""
 MOST_DENSE = 1024
-"""Most coordinates of a rule that solves a dense Riccati equation at each step."""
+"""Largest number of coordinates for a rule that solves a dense Riccati equation per step."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def layout(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> Layout:
     """How ``rule`` runs on tensors of these shapes.
 
     Raises:
-        ValueError: It cannot; the sentence names a rule that can.
+        ValueError: The rule cannot run on them; the message names one that can.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -64,7 +64,7 @@ def layout(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> Layout:
         if any(dim not in (None, 2 * size) for size in sizes):
             raise ValueError(
                 f"The expected curvature is that of a loss of {(dim or 0) // 2} weights, but "
-                f"{_counted(sizes)}: use learning_rule(..., curvature='squares'), or "
+                f"{_count_text(sizes)}: use learning_rule(..., curvature='squares'), or "
                 "WeightUncertainty of lossnav.optim."
             )
         return Layout(False, False)
@@ -74,32 +74,32 @@ def layout(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> Layout:
     dims = {name: _dim(part, shapes) for name, part in parts.items() if _couples(part)}
     if isinstance(decay, tuple):
         dims["decay"] = len(decay)
-    known = {name: dim for name, dim in dims.items() if dim is not None}
-    if not dims or (known and all(dim == n for dim in known.values() for n in sizes)):
+    fixed = {name: dim for name, dim in dims.items() if dim is not None}
+    if not dims or (fixed and all(dim == n for dim in fixed.values() for n in sizes)):
         return Layout(False, False)
     total = sum(sizes)
     network = _of_loss(parts["curvature"]) is not None and dims["curvature"] not in (None, total)
-    for name, dim in known.items():
+    for name, dim in fixed.items():
         if dim != total and not (name == "curvature" and network):
             raise ValueError(
-                f"The {name} of the rule is for {dim} coordinates, but {_counted(sizes)}: "
-                f"{_instead(name)}"
+                f"The {name} of the rule is for {dim} coordinates, but {_count_text(sizes)}: "
+                f"{_advice(name)}"
             )
     _refuse_large(plan, parts["curvature"], total, sizes)
     _refuse_matrix_state(rule, parts["curvature"], sizes)
     return Layout(True, network)
 
 
-def measured(rule: Rule, product: Products, matrix: Callable[[], Array]) -> Rule:
-    """``rule`` with the Hessian of the network's loss in place of that of the objective's.
+def with_hessian(rule: Rule, product: Products, matrix: Callable[[], Array]) -> Rule:
+    """``rule`` with the Hessian of the network's loss in place of the objective's.
 
     Args:
         rule: A rule for which `layout` has ``products``.
         product: Maps v to H v.
-        matrix: Returns H, if it is asked for.
+        matrix: Returns H; called only if needed.
     """
     if isinstance(rule, LQGRule):
-        plan: Any = measured(rule.plan, product, matrix)
+        plan: Any = with_hessian(rule.plan, product, matrix)
         return replace(rule, plan=plan)
     source = getattr(rule, "curvature")  # noqa: B009
     curvature: Source
@@ -112,8 +112,8 @@ def measured(rule: Rule, product: Products, matrix: Callable[[], Array]) -> Rule
 
 def with_zero_hessian(rule: Rule, theta: Array) -> Rule:
     """``rule`` with a Hessian of zeros, which is enough for the initial state."""
-    xp = array_namespace(theta)
-    return measured(rule, xp.zeros_like, lambda: xp.zeros((theta.shape[0],) * 2, dtype=theta.dtype))
+    xp, n = array_namespace(theta), theta.shape[0]
+    return with_hessian(rule, xp.zeros_like, lambda: xp.zeros((n, n), dtype=theta.dtype))
 
 
 class _NetworkHessian(OfLoss):
@@ -158,15 +158,15 @@ def _couples(part: Any) -> bool:
 
 
 def _dim(part: Any, shapes: Sequence[tuple[int, ...]]) -> int | None:
-    """Number of coordinates of a part; None if it takes any."""
+    """Number of coordinates of a part; None if it accepts any."""
     loss = _of_loss(part)
     if loss is not None:
         return loss.loss.dim
     if isinstance(part, OfMetric):
         return part.metric.dim
     if not isinstance(part, Given):
-        found: int | None = part.dim
-        return found
+        dim: int | None = part.dim
+        return dim
     value = part.value
     if hasattr(_model_of(value), "shapes"):
         return sum(shape.numel() for shape in _model_of(value).shapes.values())
@@ -192,7 +192,7 @@ def _refuse_large(plan: Rule, curvature: Any, total: int, sizes: list[int]) -> N
         why = f"the drift {type(drift).__name__}" if drift is not None else "a terminal cost"
         raise ValueError(
             f"With {why} each step solves a dense equation, for at most {MOST_DENSE} coordinates, "
-            f"but {_counted(sizes)}: use lossnav.Decay with one rate as the drift, without a "
+            f"but {_count_text(sizes)}: use lossnav.Decay with one rate as the drift, without a "
             "horizon, or train fewer parameters."
         )
     form = getattr(_of_loss(curvature), "form", "")
@@ -201,7 +201,7 @@ def _refuse_large(plan: Rule, curvature: Any, total: int, sizes: list[int]) -> N
         other = "lanczos" if form == "exact" else "hutchinson"
         raise ValueError(
             f'curvature="{form}" takes one Hessian-vector product for each coordinate, at most '
-            f'{MOST_PRODUCTS}, but {_counted(sizes)}: use curvature="{other}".'
+            f'{MOST_PRODUCTS}, but {_count_text(sizes)}: use curvature="{other}".'
         )
 
 
@@ -210,17 +210,17 @@ def _refuse_matrix_state(rule: Rule, curvature: Any, sizes: list[int]) -> None:
     if isinstance(rule, LQGRule) and form == "exact" and not isinstance(curvature, Hutchinson):
         raise ValueError(
             "A belief with the whole Hessian has a matrix over all coordinates as its state, but "
-            f'{_counted(sizes)} in tensors of their own: use curvature="hutchinson".'
+            f'{_count_text(sizes)} in tensors of their own: use curvature="hutchinson".'
         )
 
 
-def _counted(sizes: list[int]) -> str:
+def _count_text(sizes: list[int]) -> str:
     if len(sizes) == 1:
         return f"the parameter has {sizes[0]}"
     return f"the {len(sizes)} parameters of the group have {sum(sizes)}"
 
 
-def _instead(name: str) -> str:
+def _advice(name: str) -> str:
     return {
         "curvature": 'give curvature="hutchinson" or "lanczos", which use the network\'s loss.',
         "metric": (

@@ -1,4 +1,4 @@
-"""reproduce(): the paper's results, computed again into one page that opens from disk."""
+"""reproduce(): recompute the paper's results into one self-contained page."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def reproduce(
     Args:
         out: Folder to write to; created if missing.
         what: Names of parts, see `PARTS`; nothing or ``all`` means all.
-        progress: Called with a line before each part.
-        full: Train as long as the paper does, which takes hours; by default short runs stand in.
+        progress: Called with one line before each part.
+        full: Train for as many epochs as the paper, which takes hours; by default runs are short.
 
     Returns:
         The path of the page.

@@ -7,7 +7,6 @@ package, the versions of Python and of the packages it uses, its settings, or it
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -19,18 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import lossnav
-from lossnav._base.files import write_whole
+from lossnav._base.files import DISK_FULL, write_whole
 from lossnav.paper.page import Section
 
 FOLDER = ".parts"
 _PACKAGES = ("numpy", "scipy", "sympy", "matplotlib", "jinja2", "scikit-learn", "torch")
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _UNUSED = frozenset({"__pycache__", "cli", "explorer", "inference", "optim", "studies"})
-"""Folders of code that no part depends on, unless it says so."""
+"""Folders of code that a part depends on only if it lists them."""
 
 
 def key(name: str, settings: Mapping[str, Any], uses: tuple[str, ...] = ()) -> str:
-    """A hash of a part's inputs; ``uses`` names folders of code that few parts depend on.
+    """A hash of a part's inputs; ``uses`` lists further folders of code.
 
     Examples:
         >>> key("fig1", {}) == key("fig1", {}) != key("fig1", {"full": True})
@@ -55,11 +53,11 @@ def code_hash(root: Path, unused: frozenset[str]) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+    versions = {"python": platform.python_version(), "machine": platform.machine()}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def data_checksums(name: str) -> str:
@@ -110,7 +108,7 @@ def writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             raise ValueError(
                 f"No room is left for the results in {out} ({error.strerror}): finished parts are "
                 "kept, so free some space and run the same command again, or choose another "

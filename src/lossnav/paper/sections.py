@@ -45,7 +45,7 @@ STORED = {
     "training": ("benchmarks/training/results", "*_summary.csv"),
     "fingerprints": ("docs", "fingerprints.md"),
 }
-"""Results that take long to make and are stored in the source tree: folder and file names."""
+"""Results of long computations, stored in the source tree: folder and file names."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Part:
     Attributes:
         group: The heading of its group.
         build: Writes its files and returns its section.
-        inputs: Its inputs besides the package, by name, for full runs or quick ones.
-        uses: Folders of code that it depends on and most parts do not.
+        inputs: Its inputs besides the package, by name, for a full or a quick run.
+        uses: Folders of code that this part depends on but most parts do not.
     """
 
     group: str
@@ -170,17 +170,17 @@ def fingerprints() -> Section:
     for path in stored_files("fingerprints"):
         for block in path.read_text(encoding="utf-8").split("\n## ")[1:]:
             name, _, rest = block.partition("\n")
-            found = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.M)
+            match = re.search(r"^Given: (.*?)\. Found: (.*)\.$", rest, re.M)
             nearest = re.search(r"^Nearest member: `(.*?)`, at a distance of (.*)\.$", rest, re.M)
-            if found:
+            if match:
                 near = f"{nearest[1]} ({nearest[2]})" if nearest else "–"
-                rows.append([name, found[1], found[2], near])
+                rows.append([name, match[1], match[2], near])
     body = render("fingerprints.html.j2", rows=rows)
     return Section("fingerprints", "What optimizers assume", body)
 
 
 def exact_paths() -> list[dict[str, str]]:
-    """The paper's quadratic examples: exact velocity, end and J, beside a direct minimum of J."""
+    """The paper's quadratic examples: exact velocity, end and J, and a direct minimum of J."""
     panels: list[tuple[str, Any, tuple[float, ...]]] = [
         ("2a", quadratic.LINE, (0.0,)),
         ("2c", quadratic.PLANE, quadratic.PLANE_START),
@@ -280,9 +280,10 @@ def _equations(job: Job) -> Section:
             "γ → ∞: gradient descent": rules.gradient_descent,
             "γ = 0: ballistic": rules.ballistic,
         }
-        known = [(name, mathml(rule)) for name, rule in limits.items() if rule is not None]
+        formulas = [(name, mathml(rule)) for name, rule in limits.items() if rule is not None]
+        own = formulas if title in ("Momentum", "Weight decay") else []
         example = {"where": where, "title": title, "note": note, "mathml": equations.mathml()}
-        shown.append(example | {"limits": known if title in ("Momentum", "Weight decay") else []})
+        shown.append(example | {"limits": own})
     values = ledger_values(entries) | {"summary": summary(entries), "examples": shown}
     body = render("equations.html.j2", **values)
     return Section("equations", "Every equation, checked", body, tuple(files))
@@ -362,7 +363,7 @@ def built(name: str, job: Job) -> Section:
     try:
         with one_thread():
             section = part.build(job)._replace(group=part.group)
-    except (DataError, ImportError) as missing:  # an extra is not installed; not cached
+    except (DataError, ImportError) as missing:  # not cached, so that the next run tries again
         job.progress(f"  left out: {missing}")
         return Section(name, name, render("missing.html.j2", reason=missing), group=part.group)
     with cache.writing(job.out):
@@ -371,6 +372,6 @@ def built(name: str, job: Job) -> Section:
 
 
 def finished(name: str, job: Job) -> Section | None:
-    """The part from an earlier run in the folder, full or quick, or None."""
+    """The part from an earlier run in the folder, full or quick; None if there is none."""
     keys = (PARTS[name].key(name, full) for full in (job.full, not job.full))
     return next(filter(None, (cache.find(job.out, name, key) for key in keys)), None)

@@ -1,7 +1,7 @@
-r"""Beliefs about the landscape, as more coordinates of an Objective (paper Secs. 5 and 6).
+r"""Beliefs about the landscape, as coordinates of an Objective (paper Secs. 5 and 6).
 
-Estimates of the gradient and curvature, or of the uncertainty of each weight, are further
-coordinates of the same objective, so `derive` and `solve` need no change for them.
+Estimates of the gradient and curvature, or of the uncertainty of each weight, are additional
+coordinates of the objective, so `derive` and `solve` need no change for them.
 """
 
 from __future__ import annotations
@@ -161,14 +161,14 @@ def adaptive(
     def loss(state: Any) -> Any:
         theta, m, v = state[:n], state[n : 2 * n], state[2 * n :]
         x = theta - np.array(origin, dtype=object)
-        miss = np.array(observed, dtype=object) - m
+        residual = np.array(observed, dtype=object) - m
         believed = np.sum(m * x) + letter["kappa"] / 2 * np.sum(v * x**2)
         if observation == "gaussian":
-            evidence = np.sum(miss**2 / (2 * v) + np.log(2 * sympy.pi * v) / 2)
+            evidence = np.sum(residual**2 / (2 * v) + np.log(2 * sympy.pi * v) / 2)
         else:
-            evidence = np.sum(miss**2) / (2 * letter["sigma1"] ** 2)
-            seen = np.array(observed, dtype=object) if observation == "squares" else miss
-            evidence = evidence + np.sum((v - seen**2) ** 2) / (2 * letter["sigma2"] ** 2)
+            evidence = np.sum(residual**2) / (2 * letter["sigma1"] ** 2)
+            sample = np.array(observed, dtype=object) if observation == "squares" else residual
+            evidence = evidence + np.sum((v - sample**2) ** 2) / (2 * letter["sigma2"] ** 2)
         return believed + evidence / K
 
     def metric(_: Any) -> Any:

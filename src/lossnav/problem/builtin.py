@@ -45,8 +45,8 @@ def problem(name_or_path: str | os.PathLike[str]) -> Problem:
         name_or_path: A name from `builtin_problems`, or the path of a TOML file.
 
     Examples:
-        >>> found = problem("double-well")
-        >>> found.objective.gamma, found.theta0
+        >>> double_well = problem("double-well")
+        >>> double_well.objective.gamma, double_well.theta0
         (0.1, array([-0.6 ,  0.55]))
     """
     if not isinstance(name_or_path, str | os.PathLike):

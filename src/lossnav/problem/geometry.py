@@ -1,4 +1,4 @@
-"""Parameter-space geometry: metrics G, which price motion, and drifts f, which cost nothing.
+"""Parameter-space geometry: metrics G, which set the cost of motion, and drifts f, which are free.
 
 The cost of motion in the objective is (1/2 eta) (v - f)^T G (v - f) (paper Sec. 4). A metric or a
 drift is constant, affine or a traced function of theta.
@@ -204,7 +204,7 @@ class FisherGaussian(Metric):
         return f"{self.n}"
 
     def bind(self, **constants: float) -> Self:
-        return self  # it has none, so it stays compiled
+        return self  # it has no constants, so it stays compiled
 
     def _formula(self, theta: Any) -> Any:
         v = theta[self.n :]
@@ -298,7 +298,7 @@ class Decay(LinearDrift):
 
 
 class Rotation(LinearDrift):
-    r"""A drift that only turns, :math:`f(\theta) = J\theta` with :math:`J^T = -J` (App. G).
+    r"""A rotation, :math:`f(\theta) = J\theta` with :math:`J^T = -J` (App. G).
 
     Args:
         J: A skew-symmetric ``(D, D)``, or a number: the angular speed in the plane.

@@ -1,8 +1,8 @@
-"""Losses: value, gradient and Hessian at many points at once, and the formula where there is one.
+"""Losses: value, gradient and Hessian at many points, and a formula if there is one.
 
-Each loss is defined once, without a hand-written gradient beside it: a callable is traced with
-symbols (`Function`), text is read through a whitelist (`Expression`), and models without a formula
-use automatic differentiation (`lossnav.problem.autodiff`).
+Derivatives are never written by hand: a callable is traced with symbols (`Function`), text is
+parsed with a whitelist (`Expression`), and models without a formula use automatic differentiation
+(`lossnav.problem.autodiff`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Loss(abc.ABC):
 
     @property
     def dim(self) -> int | None:
-        """Number of coordinates D, or ``None`` where any will do."""
+        """Number of coordinates D, or ``None`` if it is open."""
         return None if self.names is None else len(self.names)
 
     @abc.abstractmethod
@@ -75,18 +75,18 @@ class Loss(abc.ABC):
         """The Hessian at points ``(..., D)``: shape ``(..., D, D)``."""
         return self.jet(theta, 2)[2]
 
-    def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of the Hessian, on and above its diagonal, that may differ from zero."""
+    def hessian_pattern(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the Hessian's upper triangle that may differ from zero."""
         return np.triu_indices(dim)
 
-    def steady(self, dim: int) -> FloatArray:
-        """The constant entries of `bends`; NaN for the others."""
+    def hessian_constants(self, dim: int) -> FloatArray:
+        """The constant entries of `hessian_pattern`; NaN for the others."""
         return np.full(dim * (dim + 1) // 2, np.nan)
 
     def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Value, gradient and the entries `bends` of the Hessian ``(M, entries)`` at ``(M, D)``."""
+        """Value, gradient and the `hessian_pattern` entries ``(M, entries)`` at ``(M, D)``."""
         value, g, H = self.jet(theta)
-        return value, g, H[:, *self.bends(theta.shape[1])]
+        return value, g, H[:, *self.hessian_pattern(theta.shape[1])]
 
     def expression(self, symbols: Sequence[sympy.Symbol]) -> sympy.Expr:
         """The loss as a formula in ``symbols``."""
@@ -151,7 +151,7 @@ class Function(Loss):
             return self
         bound = copy.copy(self)
         if "_jet" in self.__dict__ and self._jet.constants:
-            del bound.__dict__["_jet"]  # compiled with the numbers of its constants
+            del bound.__dict__["_jet"]  # compiled with the old constants
         if self.names is None and names is not None:
             bound.names = tuple(names)
         bound.constants = merged
@@ -169,7 +169,7 @@ class Function(Loss):
         return traced.item()
 
     def kinks(self, theta: ArrayLike) -> FloatArray:
-        """The arguments of the absolute values in the formula at one point, in no order."""
+        """The arguments of the absolute values in the formula at one point, in any order."""
         from sympy import Abs
 
         from lossnav._base.symbolic import compiled
@@ -238,11 +238,11 @@ class Function(Loss):
 
         return Function(fn, self.names, constants=self.constants, positive=self.positive)
 
-    def bends(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._jet.bends
+    def hessian_pattern(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._jet.hessian_pattern
 
-    def steady(self, dim: int) -> FloatArray:
-        return self._jet.steady
+    def hessian_constants(self, dim: int) -> FloatArray:
+        return self._jet.hessian_constants
 
     def sparse_jet(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         return self._jet.sparse(theta)
@@ -326,8 +326,8 @@ class Quadratic(Loss):
 
     def _summary(self) -> str:
         parts = {"H": self.H, "g": self.g, "minimum": self.center}
-        given = {name: a for name, a in parts.items() if name == "H" or a.any()}
-        return ", ".join(f"{name}={checks.brief(a)}" for name, a in given.items())
+        shown = {name: a for name, a in parts.items() if name == "H" or a.any()}
+        return ", ".join(f"{name}={checks.brief(a)}" for name, a in shown.items())
 
     def jet(self, theta: ArrayLike, order: int = 2) -> tuple[FloatArray, ...]:
         x = checks.points(theta, len(self.g)) - self.center
@@ -344,8 +344,8 @@ class Quadratic(Loss):
 
         x = [s - exact(c) for s, c in zip(symbols, self.center, strict=True)]
         rows, g = [[exact(h) for h in row] for row in self.H], [exact(v) for v in self.g]
-        bends = sum(x[i] * x[j] * rows[i][j] for i in range(len(x)) for j in range(len(x)))
-        return sum(a * b for a, b in zip(g, x, strict=True)) + bends / 2
+        square = sum(x[i] * x[j] * rows[i][j] for i in range(len(x)) for j in range(len(x)))
+        return sum(a * b for a, b in zip(g, x, strict=True)) + square / 2
 
 
 class DoubleWell(Function):
@@ -357,8 +357,8 @@ class DoubleWell(Function):
     """
 
     def __init__(self, a: float = 1, b: float = 1, c: float = 1, d: float = -0.5) -> None:
-        given = {"a": a, "b": b, "c": c, "d": d}
-        self.a, self.b, self.c, self.d = (checks.number(*item) for item in given.items())
+        numbers = {"a": a, "b": b, "c": c, "d": d}
+        self.a, self.b, self.c, self.d = (checks.number(*item) for item in numbers.items())
         super().__init__(self._formula, ("theta1", "theta2"))
 
     def _summary(self) -> str:
@@ -410,7 +410,7 @@ class Himmelblau(Function):
 
 
 class MuellerBrown(Function):
-    """The chemist's test surface: three minima joined by two bent passes.
+    """A test surface of chemistry: three minima joined by two curved passes.
 
     Examples:
         >>> MuellerBrown()([-0.558, 1.442]).round(2).item()
@@ -440,10 +440,10 @@ class MuellerBrown(Function):
 def _takes_time(fn: Callable[..., Any]) -> bool:
     """Whether a callable must be given two arguments, theta and t."""
     try:
-        given = inspect.signature(fn).parameters.values()
+        parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # built in
         return False
-    needed = [p for p in given if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
+    needed = [p for p in parameters if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD]
     return len(needed) == 2
 
 

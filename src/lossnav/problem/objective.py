@@ -36,12 +36,12 @@ class Objective:
             ``(theta, t)``, or an `Expression` in ``t``, changes with time.
         metric: G: a metric, a positive definite array, or a callable; Euclidean by default.
         drift: f: a drift or a callable; none by default.
-        eta: Learning rate, positive: how cheap motion is.
+        eta: Learning rate, positive: the inverse cost of motion.
         k: Weight of the loss; zero leaves only the cost of motion (geodesics, least action).
         gamma: Discount rate, zero or more; a learner with a large one plans only the next moment.
         discount: Any positive D(t) in place of ``exp(-gamma t)``: a callable that works on symbols,
             or a formula in ``t`` as text.
-        terminal: Cost of where the path ends, Phi; a loss or a callable like ``loss``.
+        terminal: Cost Phi of the path's last point; a loss or a callable like ``loss``.
         names: Names of the coordinates, for a loss that has none.
 
     A belief about the landscape (the fourth input) is made of more coordinates: see `adaptive` and
@@ -126,21 +126,21 @@ class Objective:
     ) -> tuple[str, ...] | None:
         from lossnav._base.symbolic import default_names
 
-        given = coordinate_names(self.names)
+        own = coordinate_names(self.names)
         dims = {
             "the loss": loss.dim,
             "the metric": getattr(metric, "dim", None),
             "the drift": getattr(drift, "dim", None),
             "the terminal cost": getattr(terminal, "dim", None),
-            "names": None if given is None else len(given),
+            "names": None if own is None else len(own),
         }
-        known = {what: dim for what, dim in dims.items() if dim is not None}
+        known = {part: dim for part, dim in dims.items() if dim is not None}
         if len(set(known.values())) > 1:
-            sizes = ", ".join(f"{what} has {dim}" for what, dim in known.items())
+            sizes = ", ".join(f"{part} has {dim}" for part, dim in known.items())
             raise ValueError(f"The inputs disagree on the number of coordinates: {sizes}.")
         if not known:
             return None
-        names = given or loss.names or default_names(next(iter(known.values())))
+        names = own or loss.names or default_names(next(iter(known.values())))
         clash = _RESERVED & set(names)
         if clash or len(set(names)) < len(names):
             raise ValueError(
@@ -195,7 +195,7 @@ class Objective:
         return None if self.names is None else len(self.names)
 
     def at_dim(self, dim: int) -> Objective:
-        """The same objective with its number of coordinates settled.
+        """The same objective with ``dim`` coordinates.
 
         Examples:
             >>> Objective(lambda x: (x**2).sum()).at_dim(3).names
@@ -224,8 +224,8 @@ class Objective:
     def kinetic(self, theta: ArrayLike, velocity: ArrayLike) -> FloatArray:
         r"""The cost of motion :math:`\frac{1}{2\eta}(\dot\theta-f)^T G (\dot\theta-f)`."""
         u = np.asarray(velocity, dtype=np.float64) - self.drift_at(theta)
-        push = u if self.metric is None else (self.metric(theta) @ u[..., None])[..., 0]
-        return np.einsum("...i,...i->...", u, push) / (2 * self.eta)
+        momentum = u if self.metric is None else (self.metric(theta) @ u[..., None])[..., 0]
+        return np.einsum("...i,...i->...", u, momentum) / (2 * self.eta)
 
     def potential(self, theta: ArrayLike, t: ArrayLike | None = None) -> FloatArray:
         """The cost of the loss, k L; a loss that changes with time needs the times ``t``."""
@@ -236,13 +236,13 @@ class Objective:
         return self.k * self.loss.jet_in_time(points, when, 0)[0]
 
     def at_time(self, t: float) -> Objective:
-        """The objective whose loss stays as it is at time ``t``."""
+        """The objective with the loss frozen at time ``t``."""
         if not self.loss.timed:
             return self
-        kept: dict[float, Objective] = self.__dict__.setdefault("_moments", {})
-        if t not in kept:
-            kept[t] = replace(self, loss=self.loss.at(t))
-        return kept[t]
+        cache: dict[float, Objective] = self.__dict__.setdefault("_frozen", {})
+        if t not in cache:
+            cache[t] = replace(self, loss=self.loss.at(t))
+        return cache[t]
 
     def terminal_jet(
         self, theta: FloatArray, horizon: float, order: int = 2
@@ -254,9 +254,9 @@ class Objective:
         return tuple(weight * part for part in self.terminal.jet(theta, order))
 
     def steady(self, who: str, *, ends: bool = False) -> Objective:
-        """The objective itself; a ValueError names who needs a loss that is the same at all times.
+        """The objective itself; a ValueError if its loss depends on time, which ``who`` excludes.
 
-        A terminal cost refers to an end in time, so it is refused as well, unless time ``ends``.
+        A terminal cost is an error, too, unless time ``ends``.
         """
         if self.loss.timed:
             raise ValueError(f"The loss changes with time, but {who} needs one that does not.")
@@ -327,7 +327,7 @@ class Objective:
         return float(total + sum(self.terminal_jet(points[-1], times[-1], 0)))
 
     def quadratic(self) -> QuadraticForm | None:
-        """The matrices of a problem with an exact solution, or None where there is none.
+        """The matrices of a problem with an exact solution, or None.
 
         That is a quadratic loss, a constant metric, an affine drift and exponential discount.
         """

@@ -3,8 +3,8 @@ r"""The running cost, the integrand of J before discount, with its derivatives.
 .. math:: \ell(\theta, v) = \tfrac{1}{2\eta}(v-f)^T G(\theta)(v-f) + kL(\theta).
 
 Solvers that minimise a discretised J need its gradient and Hessian in the 2D numbers (theta, v).
-They are put together here from the derivatives of the loss, the metric and the drift, so any of
-the three may be a formula, an array or an autodiff model.
+They are assembled from the derivatives of the loss, the metric and the drift, each of which may be
+a formula, an array or an autodiff model.
 """
 
 from __future__ import annotations
@@ -47,34 +47,35 @@ def running_jet(
     f = _derivatives(objective.drift, theta, order, None)
     u = velocity if f is None else velocity - f[0]
     if objective.metric is None:
-        push = u / objective.eta
+        momentum = u / objective.eta
     else:
-        push = (G[0] @ u[..., None])[..., 0] / objective.eta
-    value = np.einsum("...i,...i->...", u, push) / 2 + objective.k * loss[0]
+        momentum = (G[0] @ u[..., None])[..., 0] / objective.eta
+    value = np.einsum("...i,...i->...", u, momentum) / 2 + objective.k * loss[0]
     value = np.where(_outside(objective, theta, G[0]), np.inf, value)
     if order == 0:
         return (value,)
-    gradient = np.concatenate([objective.k * loss[1], push], axis=-1)
+    gradient = np.concatenate([objective.k * loss[1], momentum], axis=-1)
     if order == 2:
         hessian = np.zeros((*theta.shape[:-1], 2 * dim, 2 * dim))
         hessian[..., dim:, dim:] = G[0] / objective.eta
         hessian[..., :dim, :dim] = objective.k * loss[2]
     if len(G) > 1:  # the metric depends on theta
-        turned = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
-        gradient[..., :dim] += np.einsum("...i,...ia->...a", u, turned) / 2
+        metric_slope = np.einsum("...ija,...j->...ia", G[1], u) / objective.eta  # (d_a G) u / eta
+        gradient[..., :dim] += np.einsum("...i,...ia->...a", u, metric_slope) / 2
         if order == 2:
-            bend = np.einsum("...i,...ijab,...j->...ab", u, G[2], u) / (2 * objective.eta)
-            hessian[..., :dim, :dim] += bend
-            hessian[..., dim:, :dim] += turned
+            metric_bend = np.einsum("...i,...ijab,...j->...ab", u, G[2], u) / (2 * objective.eta)
+            hessian[..., :dim, :dim] += metric_bend
+            hessian[..., dim:, :dim] += metric_slope
     if f is not None:
-        gradient[..., :dim] -= np.einsum("...ia,...i->...a", f[1], push)
+        gradient[..., :dim] -= np.einsum("...ia,...i->...a", f[1], momentum)
         if order == 2:
-            pulled = np.einsum("...ij,...ja->...ia", G[0], f[1]) / objective.eta  # G (d_a f) / eta
-            hessian[..., dim:, :dim] -= pulled
-            corner = np.einsum("...ia,...ib->...ab", f[1], pulled)
-            corner -= np.einsum("...iab,...i->...ab", f[2], push)
+            # G (d_a f) / eta
+            drift_slope = np.einsum("...ij,...ja->...ia", G[0], f[1]) / objective.eta
+            hessian[..., dim:, :dim] -= drift_slope
+            corner = np.einsum("...ia,...ib->...ab", f[1], drift_slope)
+            corner -= np.einsum("...iab,...i->...ab", f[2], momentum)
             if len(G) > 1:
-                cross = np.einsum("...ia,...ib->...ab", f[1], turned)
+                cross = np.einsum("...ia,...ib->...ab", f[1], metric_slope)
                 corner -= cross + np.swapaxes(cross, -1, -2)
             hessian[..., :dim, :dim] += corner
     if order == 1:
@@ -102,7 +103,7 @@ def _outside(objective: Objective, theta: FloatArray, G: FloatArray) -> Any:
 def _derivatives(
     field: Field | None, theta: FloatArray, order: int, absent: FloatArray | None
 ) -> Any:
-    """The field and its derivatives; of a constant metric the value alone."""
+    """The field and its derivatives; of a constant metric only the value."""
     if field is None:
         return absent if absent is None else (absent,)
     if isinstance(field, ConstantMetric):
@@ -111,7 +112,7 @@ def _derivatives(
 
 
 def is_plain(objective: Objective) -> bool:
-    """Whether a path costs only a constant metric's motion and a loss that time does not change."""
+    """Constant metric, time-independent loss with positive k, no drift, no terminal cost."""
     constant = objective.drift is None and isinstance(objective.metric, ConstantMetric | None)
     return constant and bool(objective.k) and not is_extended(objective)
 
@@ -124,7 +125,7 @@ def is_extended(objective: Objective) -> bool:
 def dips(
     objective: Objective, theta: FloatArray, velocity: FloatArray, t: FloatArray | None = None
 ) -> FloatArray:
-    """The most negative curvature of the running cost at each point, as a positive number.
+    """Minus the most negative curvature of the running cost at each point, or zero.
 
     Args:
         objective: The assumptions.
@@ -139,7 +140,7 @@ def dips(
     """
     dim = theta.shape[1]
     if is_plain(objective):
-        places = objective.loss.bends(dim)
+        places = objective.loss.hessian_pattern(dim)
         entries = objective.k * objective.loss.sparse_jet(theta)[2]
     else:
         hessian = running_jet(objective, theta, velocity, 2, t)[2]

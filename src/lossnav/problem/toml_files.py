@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
+from lossnav._base.files import read_text
 from lossnav.problem import geometry, landscapes
 from lossnav.problem.objective import Objective
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class ProblemError(ValueError):
-    """A problem that is unknown, or a file that cannot be read; says where and what to do."""
+    """An unknown problem, or a file that cannot be read; the message has the place and a remedy."""
 
 
 def _is_number(value: Any) -> bool:
@@ -39,7 +40,7 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-# The types of values, each by the words that an error message uses for it.
+# The types of values, by their description in error messages.
 NUMBER, NUMBERS, TABLE = "a number", "a number or an array of them", "a table"
 TEXT, TEXTS, ROWS = "text in quotes", "a list of texts", "a list of rows, each a list of texts"
 SIZE = f"a whole number from 1 to {MAX_DIM}"
@@ -92,7 +93,9 @@ _DRIFTS: Types = {
 
 def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
     """The objective, the start (if given) and the description in a TOML file."""
-    text = _text(path)
+    text = read_text(
+        path, MAX_BYTES, ProblemError, noun="problem", instead="a TOML file or a built-in problem"
+    )
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -123,27 +126,6 @@ def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
     return objective, theta0, values.get("description", "")
 
 
-def _text(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():
-            raise ProblemError(f"{path} is not a file: give a TOML file or a built-in problem.")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise ProblemError(f"There is no file {path}: check the path.") from None
-    except OSError as error:
-        raise ProblemError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(raw) > MAX_BYTES:
-        raise ProblemError(
-            f"{path} is larger than {MAX_BYTES // 1024} KiB, the most a problem may be."
-        )
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ProblemError(f"{path}, line {line}: this is not UTF-8; save it as UTF-8.") from None
-
-
 class _Table:
     """One table of a file, with the lines of its keys."""
 
@@ -153,18 +135,18 @@ class _Table:
     def table(self, name: str) -> _Table:
         return _Table(self.path, self.text, name, self.values[name])
 
-    def check(self, needs: Mapping[str, str], known: Mapping[str, str]) -> None:
-        """Refuse unknown keys, values of the wrong kind and missing keys."""
+    def check(self, required: Mapping[str, str], allowed: Mapping[str, str]) -> None:
+        """Raise an error for an unknown key, a value of the wrong type or a missing key."""
         for key, value in self.values.items():
-            if key not in known:
-                hint = checks.suggestion(key, known)
+            if key not in allowed:
+                hint = checks.suggestion(key, allowed)
                 raise self.error(key, f"there is no key {_clip(key)} here; {hint}")
-            if not _HOLDS[known[key]](value):
-                raise self.error(key, f"{key} must be {known[key]}, but it is {_clip(value)}.")
-        for key in needs:
+            if not _HOLDS[allowed[key]](value):
+                raise self.error(key, f"{key} must be {allowed[key]}, but it is {_clip(value)}.")
+        for key in required:
             if key not in self.values:
                 place = "the file" if self.name is None else f"[{self.name}]"
-                raise self.error(None, f"{place} needs {key}, {needs[key]}.")
+                raise self.error(None, f"{place} needs {key}, {required[key]}.")
 
     def typed(self, types: Types) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The constructor that ``type`` names, and its checked arguments."""
@@ -220,7 +202,7 @@ def _field(table: _Table, types: Types, names: Sequence[str]) -> geometry.Field:
 
     def build() -> geometry.Field:
         traced: geometry.Field = maker(_formulas(arguments["entries"], names), dim=len(names))
-        traced.jet([[1.0] * len(names)])  # a wrong shape is an error here and not later
+        traced.jet([[1.0] * len(names)])  # so that a wrong shape is an error here
         return traced
 
     return table.make("entries", build)

@@ -3,7 +3,7 @@ r"""rank(): run rules on one landscape and compare the cost J of their paths wit
 J is defined for paths in continuous time. A rule's path visits its n-th point at time ``n * dt``
 and joins the points by straight segments at constant speed; J is the integral of Eq. (1) along
 them. Such a path is admissible, so the J of the optimal path is a lower bound for every rule,
-whatever dt is. Only the estimated errors of the quadrature and of the solver can blur it.
+whatever dt is, up to the estimated errors of the quadrature and of the solver.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def rank(
     straight segments and J is integrated along them on the true loss, so that the J of the optimal
     path is a lower bound.
 
-    J prices speed, in the objective's units of time. A rule made by `learning_rule` knows the time
-    between its steps and keeps it; every other rule (torch, optax, functions, the zoo, Newton)
-    steps once every ``dt``. A learning rate is then a speed: tune it for each rule.
+    J depends on speed, in the objective's units of time. A rule made by `learning_rule` keeps the
+    time between its steps; every other rule (torch, optax, functions, the zoo, Newton) steps once
+    every ``dt``. A learning rate is then a speed: tune it for each rule.
 
     Args:
         rules: A dict of names to rules, a sequence of rules, or one rule. A rule is a `Rule`, an
@@ -115,16 +115,16 @@ def rank(
         best, status = _reference(objective, start, horizon, int(steps))
     results: dict[str, list[_RulePath]] = {}
     for entry in entries:
-        runs = (_Landscape(objective.loss, draw, seed) for seed in chosen)
+        landscapes = (_Landscape(objective.loss, draw, seed) for seed in chosen)
         time = entry.dt or pace
         results[entry.name] = [
-            _run(entry, land, objective, start, time, horizon, best) for land in runs
+            _run(entry, land, objective, start, time, horizon, best) for land in landscapes
         ]
-    first = min(results.values(), key=lambda some: float(np.mean([run.J for run in some])))
-    rows = [_row(one.name, one.dt or pace, results[one.name], first, best) for one in entries]
+    first = min(results.values(), key=lambda runs: float(np.mean([run.J for run in runs])))
+    rows = [_row(e.name, e.dt or pace, results[e.name], first, best) for e in entries]
     rows.sort(key=lambda row: row.J)
     paths = {
-        name: (some[0].t, np.stack([run.theta for run in some])) for name, some in results.items()
+        name: (runs[0].t, np.stack([run.theta for run in runs])) for name, runs in results.items()
     }
     if best is not None and best.bound and _beaten(rows, best):
         status = "A rule's path costs less than the path of the solver, which is a local optimum."
@@ -161,7 +161,7 @@ def planner(
     """A function ``(grad, theta) -> step`` that plans on the true loss, and follows the plan.
 
     These are the steps of `lossnav.navigate` with ``model="loss"``: on the optimal path a new plan
-    is the rest of the old one, so it plans anew only where theta is off the plan.
+    is the rest of the old one, so it replans only if theta is off the plan.
 
     Args:
         objective: What the learner assumes.
@@ -192,7 +192,7 @@ def planner(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A rule with its name and the time between its steps, None if it has none of its own."""
+    """A rule with its name and the time between its steps, if it has one."""
 
     name: str
     adapter: Adapter
@@ -212,12 +212,12 @@ def _entries(rules: Any, dim: int) -> list[_Entry]:
         raise ValueError("There is no rule to rank: give at least one.")
     counts: dict[str, int] = {}
     entries = []
-    for given, rule in named:
-        adapter = adapt(rule, (dim,), f"The rule {given!r}" if given else "A rule")
-        name = given or adapter.name
+    for label, rule in named:
+        adapter = adapt(rule, (dim,), f"The rule {label!r}" if label else "A rule")
+        name = label or adapter.name
         counts[name] = counts.get(name, 0) + 1
-        again = f" {counts[name]}" if counts[name] > 1 else ""
-        entries.append(_Entry(name + again, adapter, _own_time(rule)))
+        suffix = f" {counts[name]}" if counts[name] > 1 else ""
+        entries.append(_Entry(name + suffix, adapter, _own_time(rule)))
     return entries
 
 
@@ -229,8 +229,8 @@ def _own_time(rule: Any) -> float | None:
     if not isinstance(rule, Rule) or isinstance(getattr(rule, "inner", rule), BeliefFamily):
         return None
     dt = rule.dt
-    known = isinstance(dt, float | int | np.number) and math.isfinite(dt) and dt > 0
-    return float(dt) if known else None
+    valid = isinstance(dt, float | int | np.number) and math.isfinite(dt) and dt > 0
+    return float(dt) if valid else None
 
 
 def _pace(entries: Sequence[_Entry], dt: float | None) -> float:
@@ -246,7 +246,7 @@ def _pace(entries: Sequence[_Entry], dt: float | None) -> float:
             f"dt is missing, and the rules step every {shown}: pass dt; the horizon is steps * dt."
         )
     raise ValueError(
-        f"dt is missing: the steps of {', '.join(one.name for one in entries)} take no time of "
+        f"dt is missing: the steps of {', '.join(e.name for e in entries)} take no time of "
         "their own, and J prices speed. Pass dt, the time between two steps."
     )
 
@@ -301,7 +301,7 @@ class _NotFinite(Exception):
 
 @dataclass
 class _Landscape:
-    """Loss and gradient as a rule gets them, with the noise of one seed."""
+    """The loss and its gradient, with the noise of one seed."""
 
     loss: Loss
     noise: Noise | None = None
@@ -314,13 +314,13 @@ class _Landscape:
         self.looks += 1
         value, grad = self.loss.jet(theta[0], 1)
         if self.noise is not None:
-            # A generator for each step: looking more often does not shift the noise of others.
+            # A generator for each step: more evaluations do not shift the noise of later steps.
             grad = grad + self.noise(np.random.default_rng([self.seed, self.step]), theta[0])
         if not (np.isfinite(value) and np.isfinite(grad).all()):
             raise _NotFinite
         return float(value), grad[None]
 
-    def visit(self, entry: _Entry, theta0: FloatArray, steps: int) -> tuple[FloatArray, str]:
+    def run_steps(self, entry: _Entry, theta0: FloatArray, steps: int) -> tuple[FloatArray, str]:
         """Points ``(n + 1, D)``, and a sentence if the rule ended before ``steps`` steps."""
         points = [theta0]
         limit = FAR * (1 + np.abs(theta0).max())
@@ -374,7 +374,7 @@ def _run(
             f"The rule {entry.name!r} steps every {time:.6g}, so it needs {count} steps for the "
             f"horizon {horizon:.6g}: the most is {_MOST_STEPS}."
         )
-    points, status = land.visit(entry, start, count)
+    points, status = land.run_steps(entry, start, count)
     t = np.minimum(time * np.arange(count + 1), horizon)
     t[-1] = horizon
     theta = np.full((count + 1, len(start)), np.nan)
@@ -436,7 +436,7 @@ def path_cost(
 def _reference(
     objective: Objective, start: FloatArray, horizon: float, steps: int
 ) -> tuple[Optimal | None, str]:
-    """The optimal path over the horizon, or the infinite-horizon one, or why there is neither."""
+    """The optimal path over the horizon or the infinite one, and its status."""
     t = np.linspace(0.0, horizon, steps + 1)
     refusals = (ValueError, ArithmeticError)  # LinAlgError is a ValueError
     try:
@@ -456,7 +456,7 @@ def _reference(
 
 
 def _size(objective: Objective, path: Trajectory, horizon: float) -> float:
-    """J with the absolute value of the loss, so that motion and loss cannot cancel."""
+    """J with the absolute value of the loss, so that its terms cannot cancel."""
     t = path.t[path.t <= horizon]
     running = (path.kinetic + np.abs(path.potential))[: len(t)]
     return float(np.trapezoid(running * objective.discount_at(t), t))
@@ -470,7 +470,7 @@ def _beaten(rows: Sequence[Row], best: Optimal) -> bool:
 def _row(
     name: str, dt: float, runs: list[_RulePath], first: list[_RulePath], best: Optimal | None
 ) -> Row:
-    each, leader = (np.array([run.J for run in some]) for some in (runs, first))
+    each, leader = (np.array([run.J for run in paths]) for paths in (runs, first))
     done = [run for run in runs if not run.status]
     J, J_error = _mean(each)
     behind, behind_error = _mean(each - leader if np.isfinite(leader).all() else each * math.nan)
@@ -478,8 +478,8 @@ def _row(
         behind, behind_error = 0.0, 0.0
     loss, loss_error = _mean(np.array([run.loss for run in runs]))
     kinetic, distance, rms = (
-        _mean(np.array([getattr(run, what) for run in runs]))[0]
-        for what in ("kinetic", "distance", "rms")
+        _mean(np.array([getattr(run, key) for run in runs]))[0]
+        for key in ("kinetic", "distance", "rms")
     )
     lost = len(runs) - len(done)
     status = next((run.status for run in runs if run.status), "")

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lossnav._base.checks import FloatArray
-from lossnav.solvers.trajectory import Trajectory
+from lossnav._base.files import plain
+from lossnav.solvers.trajectory import Trajectory, axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ class Row:
         dt: Time between the steps of the rule.
         gradients: Gradient evaluations, on average.
         diverged, seeds: Number of seeds whose path ended early, and of all seeds.
-        status: Empty, or a sentence on what went wrong.
+        status: Empty, or a sentence about the failure.
         each: J for each seed.
     """
 
@@ -71,7 +70,7 @@ class Optimal:
         J, error: Its cost over the horizon of the ranking, and the estimated error.
         sampled: J of the straight segments between its points every ``dt``. A difference of less
             than ``sampled - J`` between two rules is a matter of the segments.
-        bound: Whether no path can cost less than ``J - error``, as far as the solver knows.
+        bound: Whether, according to the solver, no path costs less than ``J - error``.
         status: How the solve ended.
         path: The path itself.
     """
@@ -96,7 +95,7 @@ class Ranking:
         status: How the optimal path was computed, or why there is none.
         paths: For each rule the times ``(N + 1,)`` and the points ``(seeds, N + 1, D)``; NaN after
             the end of a path that stopped early.
-        dt: Time between the steps of a rule that has none of its own.
+        dt: Time between the steps of a rule without its own.
         horizon: Time given to each rule.
         noisy: Whether gradients had noise, so that rows are means over seeds.
 
@@ -166,7 +165,7 @@ class Ranking:
         return {"rule": name, "J": _text(best.J, 6), "regret": "0"}
 
     def caption(self) -> str:
-        """What the table is about, in a few lines."""
+        """Horizon, steps and the optimal path, in a few lines."""
         lines = [f"horizon {self.horizon:.6g}, a step every {self.dt:.6g}"]
         if any(row.dt != self.dt for row in self.rows):
             lines[0] += " unless a rule has its own dt"
@@ -212,10 +211,7 @@ class Ranking:
         Returns:
             The axes.
         """
-        if ax is None:
-            from matplotlib import pyplot
-
-            _, ax = pyplot.subplots(figsize=(6, 1 + 0.4 * len(self)), layout="constrained")
+        ax = axes(ax, (6, 1 + 0.4 * len(self)))
         shown = [row for row in self.rows if math.isfinite(row.J)]
         errors = [row.J_error for row in shown] if self.noisy else None
         ax.barh([row.name for row in shown], [row.J for row in shown], xerr=errors, color="C0")
@@ -233,12 +229,17 @@ class Ranking:
 
     def to_dict(self) -> dict[str, Any]:
         """All but the paths as plain numbers, text and lists; None where not finite."""
-        found = {"horizon": self.horizon, "dt": self.dt, "noisy": self.noisy, "status": self.status}
+        summary = {
+            "horizon": self.horizon,
+            "dt": self.dt,
+            "noisy": self.noisy,
+            "status": self.status,
+        }
         best = self.optimal
         names = ("J", "error", "sampled", "bound", "status")
         optimal = None if best is None else {name: getattr(best, name) for name in names}
         rows = [asdict(row) | {"each": row.each.tolist()} for row in self.rows]
-        return _finite(found | {"optimal": optimal, "rows": rows})
+        return plain(summary | {"optimal": optimal, "rows": rows})
 
     def to_json(self) -> str:
         """The same as JSON text."""
@@ -259,7 +260,7 @@ def _J(row: Row) -> str:
 
 
 def _behind(row: Row) -> str:
-    """Two versions of one rule differ by rounding, which is nothing."""
+    """The difference to the best; zero if it is rounding."""
     return "0" if abs(row.behind) <= 1e-12 * abs(row.J) else _pair(row.behind, row.behind_error)
 
 
@@ -268,20 +269,10 @@ def _text(value: float, digits: int, form: str = "g", unit: str = "") -> str:
 
 
 def _pair(value: float, error: float) -> str:
-    """A mean to the digits that its standard error leaves it."""
+    """A mean, rounded to its standard error."""
     if not (math.isfinite(value) and math.isfinite(error)) or error == 0:
         return _text(value, 6)
     places = max(0, 1 - math.floor(math.log10(error)))
     if places > 8 or error >= 1e6:
         return f"{value:.6g} ± {error:.2g}"
     return f"{value:.{places}f} ± {error:.{places}f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value

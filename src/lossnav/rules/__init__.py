@@ -1,4 +1,4 @@
-"""Learning rules: what an Objective tells a learner to do with the next gradient."""
+"""Learning rules: the optimal step from the next gradient under an Objective."""
 
 from lossnav.rules import zoo
 from lossnav.rules.base import Rule

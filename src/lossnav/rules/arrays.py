@@ -1,4 +1,4 @@
-"""Arrays of NumPy, PyTorch and JAX side by side: the one place that turns one kind into another."""
+"""Arrays of NumPy, PyTorch and JAX: their namespace, and conversion between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _namespaces: dict[type, Any] = {}
 
 
 def array_namespace(x: Array) -> Any:
-    """The array API of ``x``, as ``array_api_compat`` has it, in a form torch.compile can trace."""
+    """``array_api_compat.array_namespace(x)``, in a form that torch.compile can trace."""
     kind = type(x)
     if kind not in _namespaces:
         _namespaces[kind] = array_api_compat.array_namespace(x)
@@ -39,7 +39,7 @@ def to_numpy(x: Array) -> np.ndarray:
 
 
 def times(gain: Array, g: Array) -> Array:
-    """Their product, where no slope asks for no motion even if the gain is infinite."""
+    """``gain * g``, with 0 where ``g`` is 0 even if the gain is infinite."""
     xp = array_namespace(g)
     still = g == 0
     return xp.where(still, xp.zeros_like(g), gain * xp.where(still, xp.ones_like(g), g))

@@ -1,4 +1,4 @@
-"""Rule: what to do with the next gradient."""
+"""Rule, the interface of learning rules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ State = dict[str, Any]
 class Rule(abc.ABC):
     """A learning rule: a pure function from a gradient and a state to the next step.
 
-    It holds constants only. Its state is passed in and out, so a rule can be traced, compiled,
-    copied, and run on arrays of NumPy, PyTorch and JAX alike.
+    It holds constants only. Its state is passed in and out, so a rule can be traced, compiled and
+    copied, and runs on arrays of NumPy, PyTorch and JAX.
 
     Args:
         dt: Step size (time between steps), positive.
@@ -45,4 +45,4 @@ class Rule(abc.ABC):
     @property
     def assumptions(self) -> str:
         """What a learner must assume for this rule to be optimal, in words."""
-        return f"{type(self).__name__} says nothing of what it assumes."
+        return f"{type(self).__name__} does not state what it assumes."

@@ -1,4 +1,4 @@
-"""learning_rule(): which rule an Objective asks for."""
+"""learning_rule(): the optimal rule of an Objective."""
 
 from __future__ import annotations
 
@@ -42,22 +42,25 @@ def learning_rule(
     r"""The learning rule that is optimal under an Objective, if the learner replans after ``dt``.
 
     At each gradient the learner plans the whole future with its model of the curvature, follows the
-    plan for ``dt``, and plans again. Without drift the rule is a `LocalRule` (gradient descent to
-    Newton, with or without a metric); with drift, a `DriftedRule`; for an Objective made by
-    `lossnav.problem.belief.adaptive`, a `BeliefRule`, a relative of Adam (with the steady Kalman
-    gain of its prior if gamma is 0, and in the paper's limit of slow beliefs otherwise); for one
-    made by
-    `lossnav.problem.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the mean and
-    whose state has the variance. With a ``horizon`` it is a `HorizonRule`, which knows the time
-    that is left; with a ``belief``, an `LQGRule`, which filters noisy gradients before it plans.
-    ``rule.assumptions`` puts them in words.
+    plan for ``dt``, and plans again. The rule depends on the objective:
+
+    - without drift, a `LocalRule` (gradient descent to Newton, with or without a metric);
+    - with drift, a `DriftedRule`;
+    - made by `lossnav.problem.belief.adaptive`, a `BeliefRule`, a relative of Adam (with the steady
+      Kalman gain of its prior if gamma is 0, and in the paper's limit of slow beliefs otherwise);
+    - made by `lossnav.problem.belief.weight_uncertainty`, an `UncertainRule`, whose theta is the
+      mean and whose state has the variance;
+    - with a ``horizon``, a `HorizonRule`, which plans for the remaining time;
+    - with a ``belief``, an `LQGRule`, which filters noisy gradients before it plans.
+
+    ``rule.assumptions`` states the assumptions in words.
 
     Args:
-        objective: The assumptions. Its loss gives the curvature; the gradient comes with each
+        objective: The assumptions. Its loss gives the curvature; the gradient is an argument of
             ``update`` and may be noisy. The discount must be ``exp(-gamma t)``.
         dt: Step size (time between steps), positive; ``math.inf`` goes to the end of each plan.
         curvature: ``"exact"``, the loss's Hessian at theta; ``"diagonal"``, its diagonal;
-            ``"lanczos"``, Hessian-vector products alone, for very many coordinates; ``"squares"``
+            ``"lanczos"``, Hessian-vector products, for very many coordinates; ``"squares"``
             and ``"hutchinson"``, running averages for the diagonal; or anything that `LocalRule`
             takes, such as a callable, an array, a tuple of Kronecker factors, or a
             `lossnav.rules.network_curvature.GaussNewton`.
@@ -66,15 +69,14 @@ def learning_rule(
         plan: For an adaptive objective, whether a step follows the optimal ``"path"`` or is one
             ``"straight"`` move with the optimal path from its end.
         look_ahead: For an adaptive objective, use look-ahead momentum (Nesterov). With this,
-            ``plan="straight"`` and ``relative=True`` the rule is `lossnav.optim.torch.Navigator`,
-            which says what to believe for each of its settings.
+            ``plan="straight"`` and ``relative=True`` the rule is `lossnav.optim.torch.Navigator`.
         shared: For an adaptive objective, fraction of the damping shared by all coordinates.
         relative: For an adaptive objective, state the loss in units of the typical gradient
             :math:`\sqrt{\bar v}`, with :math:`\bar v` the mean of v over the tensor, measured at
             each step: curvature is :math:`\kappa v/\sqrt{\bar v}`.
         wandering: For an adaptive objective, variance of the minimum's move in each step, in units
             of the variance with which one gradient measures it. 0 keeps the evidence of all
-            gradients; None, the default, that of the last alone. Needs ``observation="moments"``.
+            gradients; None, the default, only that of the last. Needs ``observation="moments"``.
         variance: For uncertain weights, the initial variance: a number (1 by default), or one for
             each weight. ``"exact"`` curvature is then the expected diagonal of the Hessian.
         horizon: Time until learning ends, N * dt for N steps; None for an open end. A terminal cost
@@ -114,8 +116,8 @@ def learning_rule(
         raise ValueError("k is 0, so no loss is left to learn from: use k > 0.")
     if objective.discount is not None:
         raise ValueError(
-            "A learning rule needs the discount exp(-gamma t), under which each plan is made "
-            "alike: give gamma in place of discount."
+            "A learning rule needs the discount exp(-gamma t), for which every plan is the same "
+            "problem: give gamma in place of discount."
         )
     believed = belief_of(objective)
     ends = math.isfinite(time) and not isinstance(believed, Adaptive)
@@ -180,7 +182,7 @@ def _planned(
         and type(drift) is Decay
         and (drift.j.ndim == 0 or _separate(source, c["metric"]))
     ):
-        return LocalRule(dt, source, decay=_rates(drift), **c)
+        return LocalRule(dt, source, decay=drift.j.tolist(), **c)
     both = objective.terminal if objective.k else None
     if isinstance(curvature, str) and curvature == "lanczos" and (drift or both):
         why = f"the drift {type(drift).__name__}" if drift else "a terminal cost besides the loss"
@@ -225,11 +227,11 @@ def _source(objective: Objective, curvature: Any) -> Source:
 
 
 def _sized(objective: Objective, name: str, value: Any) -> Any:
-    """``value``, if it has as many coordinates as the objective."""
+    """``value``, checked to have as many coordinates as the objective."""
     plain = isinstance(value, tuple) or hasattr(value, "shape")
     if plain and objective.dim is not None:
-        found = operator(value, np.zeros(objective.dim))
-        size = math.prod(getattr(found, "sizes", (objective.dim,)))
+        H = operator(value, np.zeros(objective.dim))
+        size = math.prod(getattr(H, "sizes", (objective.dim,)))
         if size != objective.dim:
             raise ValueError(
                 f"The {name} is for {size} coordinates, but the objective has {objective.dim}."
@@ -245,10 +247,6 @@ def _separate(source: Source, metric: Any) -> bool:
     if isinstance(metric, ConstantMetric):
         return alone and not (metric.G - np.diag(metric.G.diagonal())).any()
     return alone and metric is None
-
-
-def _rates(drift: Decay) -> Any:
-    return tuple(drift.j.tolist()) if drift.j.ndim else float(drift.j)
 
 
 def _uncertain(
@@ -276,10 +274,9 @@ def _adaptive(objective: Objective, belief: Adaptive, dt: float, **settings: Any
     r"""The rule in the limit of slow beliefs, or with the steady Kalman gain if gamma is 0.
 
     The belief moves by :math:`\dot m=-\alpha_1m+q_1(g-m)` (see `_belief_rates`), so it settles at
-    a share :math:`q_1/(\alpha_1+q_1)` of the average gradient, as it is pulled to zero; v
-    likewise. The rule's state has the averages, so the shares are in its constants: eta has that
-    of m, and eta kappa that of v. (A surprise g - m is taken from the average, which differs from
-    the paper's by alpha's pull on m.)
+    a share :math:`q_1/(\alpha_1+q_1)` of the average gradient; v likewise. The rule's state has the
+    averages, so the shares are in its constants: eta has that of m, and eta kappa that of v. (The
+    innovation g - m is from the average, which differs from the paper's by alpha's pull on m.)
     """
     from lossnav.rules.diagonal import BeliefRule, average_of
     from lossnav.rules.gains import Betas
@@ -306,7 +303,7 @@ def _adaptive(objective: Objective, belief: Adaptive, dt: float, **settings: Any
 
 
 def _belief_rates(gamma: float, belief: Adaptive, i: int, dt: float) -> tuple[float, float]:
-    r"""What a belief forgets in a step, :math:`1-\beta`, and its share of the average.
+    r"""The rate :math:`1-\beta` of a belief, and its share of the average gradient.
 
     With a discount, the paper's limit of slow beliefs has the gain
     :math:`q=\xi^2/(\gamma\sigma^2)` for each unit of time, so

@@ -37,13 +37,13 @@ from lossnav.solvers.curvature import phi
 
 Second = Literal["plain", "centered", "noise", "instant"]
 LEAST = 1e-30
-"""An eps above this keeps every divisor from zero, in single precision, too."""
+"""An eps above this keeps every divisor positive, also in single precision."""
 
 
 def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -> tuple[Any, Any]:
-    """``saturation`` and ``shared`` of `Navigator`, by default those tuned on text.
+    """``saturation`` and ``shared`` of `Navigator`; the defaults were tuned on language models.
 
-    Where evidence adds up, they were tuned on noisy quadratics.
+    With ``wandering``, they were tuned on noisy quadratics.
 
     Examples:
         >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
@@ -58,7 +58,7 @@ def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -
 
 
 def check_horizon(horizon: Any) -> None:
-    """Refuse what is no number of steps; an array, which may be traced, passes."""
+    """Check the number of steps; arrays, which may be traced, are not checked."""
     whole = isinstance(horizon, int) and not isinstance(horizon, bool)
     if known(horizon) and horizon is not None and not (whole and horizon > 0):
         raise ValueError(
@@ -67,7 +67,7 @@ def check_horizon(horizon: Any) -> None:
 
 
 def check_wandering(wandering: Any) -> None:
-    """Refuse what is no ratio of variances; an array, which may be traced, passes."""
+    """Check the ratio of variances; arrays, which may be traced, are not checked."""
     if wandering is not None and known(wandering) and not wandering >= 0:
         raise ValueError(
             f"wandering is {wandering!r}, but it must be zero or more, or None to keep no evidence."
@@ -75,14 +75,14 @@ def check_wandering(wandering: Any) -> None:
 
 
 def average_of(centered: bool, wandering: Any) -> Second:
-    """What v averages; evidence that adds up needs the noise apart from the signal."""
+    """The setting ``second``; with ``wandering``, evidence of curvature needs the noise alone."""
     if wandering is not None:
         return "noise"
     return "centered" if centered else "plain"
 
 
 def respelled(centered: bool, centred: bool | None) -> bool:
-    """The setting ``centered``, if need be from its old spelling, which warns."""
+    """The setting ``centered``, or that of its old spelling with a warning."""
     if centred is None:
         return centered
     warnings.warn(
@@ -94,7 +94,7 @@ def respelled(centered: bool, centred: bool | None) -> bool:
 
 
 class Scalars(NamedTuple):
-    """What all coordinates of a tensor share in one step: numbers, or arrays if traced."""
+    """Scalars of one step of a tensor: numbers, or arrays if traced."""
 
     t: Any  # number of this gradient
     lr: Any  # learning rate times 1 + saturation
@@ -103,10 +103,10 @@ class Scalars(NamedTuple):
     look: Any  # share of the gradient in it, with look-ahead
     level: Any  # estimated v for each unit of the stored one
     before: Any  # the same before this gradient; zero at the first
-    surprise: Any  # factor of what v averages the square of, g - center * m
+    surprise: Any  # factor of g - center * m, whose square v averages
     center: Any
     kappa: Any  # curvature per unit of v, or of v over its typical root
-    z: Any  # kappa times step length, before any cooldown, times the evidence that is kept
+    z: Any  # kappa times step length (before any cooldown) times the retained evidence
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class BeliefRule(BeliefFamily):
         second: What v averages: ``"plain"`` :math:`g^2`, ``"centered"`` :math:`(g-m)^2`, or
             ``"instant"``, the square of the mean itself, without state (Lion). ``"noise"``
             averages :math:`\frac{1+\beta_1}2(g-\hat m)^2` from the second gradient on, an unbiased
-            estimate of the noise alone, and D has the root of :math:`v+\hat m^2`.
+            estimate of the noise, and D has the root of :math:`v+\hat m^2`.
         diffuse: Start from a diffuse prior (Adam's bias correction); False starts from zero.
         eps: Term added to D, as in Adam.
         eps_root: Term added to v under the root.
@@ -137,11 +137,11 @@ class BeliefRule(BeliefFamily):
             z is then ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
         wandering: Variance of the minimum's move in each step, in units of the variance with which
-            one gradient measures it. z grows with the evidence that is kept, n gradients
+            one gradient measures it. z grows with the retained evidence, n gradients
             (`lossnav.rules.gains.remembered`): t for 0, one for None, the default.
-        horizon: Number of steps N after which learning ends; None for an open end. Steps then
-            shrink in proportion to the time that is left in the last ``cooldown * N`` steps, and
-            are zero after step N: the schedule of `lossnav.schedule` for a bounded rate.
+        horizon: Number of steps N after which learning ends; None for an open end. Steps decay
+            linearly to zero over the last ``cooldown * N`` steps, and are zero after step N: the
+            schedule of `lossnav.schedule` for a bounded rate.
         cooldown: Fraction of the horizon over which steps shrink, from 0 to 1.
 
     Examples:
@@ -149,7 +149,7 @@ class BeliefRule(BeliefFamily):
         >>> rule = BeliefRule(dt=0.1, gain=Betas(0.0))
         >>> theta = np.array([1.0, -2.0])
         >>> step, state = rule.update(np.array([3.0, -0.5]), rule.init(theta), theta)
-        >>> step.round(4)  # one standard deviation each, held back where gradients are large
+        >>> step.round(4)  # one standard deviation each, damped where gradients are large
         array([-0.0864,  0.0975])
     """
 
@@ -270,24 +270,24 @@ class BeliefRule(BeliefFamily):
         xp = array_namespace(theta)
         dtype = memory_dtype(theta)
         g, x = xp.astype(grad, dtype), xp.astype(theta, dtype)
-        kept: State = {"t": state["t"] + 1}
+        new: State = {"t": state["t"] + 1}
         peak: Any = 1.0
         if present(self.saturation):
             longest = (1 + self.saturation) * self.lr
-            kept["peak"] = xp.maximum(state["peak"], longest * xp.ones_like(state["peak"]))
-            peak = kept["peak"] / (1 + self.saturation)
-        s = self.scalars(xp.astype(kept["t"], dtype), self.lr, peak)
+            new["peak"] = xp.maximum(state["peak"], longest * xp.ones_like(state["peak"]))
+            peak = new["peak"] / (1 + self.saturation)
+        s = self.scalars(xp.astype(new["t"], dtype), self.lr, peak)
         drift = self._decayed(xp, x) if present(self.decay) else None
         step, memory = self.advance(s, g, state, drift=drift)
         move = step if drift is None else drift + step
-        return xp.astype(move, theta.dtype), kept | memory
+        return xp.astype(move, theta.dtype), new | memory
 
     @property
     def scaled(self) -> bool:
         """Whether the step depends on the mean of v over the tensor."""
         steady = isinstance(self.gain, SteadyKalman)
-        alike = self.finite and (self.relative or present(self.shared))
-        return steady or present(self.saturation) or alike
+        shares = self.finite and (self.relative or present(self.shared))
+        return steady or present(self.saturation) or shares
 
     def scalars(self, t: Any, lr: Any, peak: Any = 1.0) -> Scalars:
         """The scalars of step ``t``; each argument is a number or an array.
@@ -323,7 +323,7 @@ class BeliefRule(BeliefFamily):
         )
 
     def time_left(self, t: Any) -> Any:
-        """The factor of step ``t`` by the horizon: one, then the cooldown, and zero at the end."""
+        """The schedule's factor of step ``t``: one, then linear decay, then zero."""
         if self.horizon is None:
             return 1.0
         left, ramp = self.horizon + 1 - t, self.cooldown * self.horizon
@@ -334,7 +334,7 @@ class BeliefRule(BeliefFamily):
         return xp.clip(left / ramp, min=0.0, max=1.0)
 
     def _level(self, t: Any) -> Any:
-        """The estimated v for each unit of the stored one; one gradient alone has no noise."""
+        """The estimated v per unit of the stored one; a single gradient shows no noise."""
         return 1 / one_minus_power(self.beta2, before(t) if self.second == "noise" else t)
 
     def _level_before(self, t: Any) -> Any:
@@ -351,7 +351,7 @@ class BeliefRule(BeliefFamily):
             return self.gain.leftover, 1.0
         if self.second != "noise":
             return 1.0, 0.0
-        # The mean has noise of its own, (1 - beta1)/(1 + beta1) of that of one gradient.
+        # The mean is noisy, too, with (1 - beta1)/(1 + beta1) of the variance of one gradient.
         unbiased = ((1 + self.gain.leftover) / 2) ** 0.5
         center = 1 / self.gain.weight(before(t), True)
         later = t > 1 if known(t) else array_namespace(t).astype(t > 1, t.dtype)
@@ -359,10 +359,10 @@ class BeliefRule(BeliefFamily):
 
     def second_moment(self, g: Array, m: Array, v: Array, s: Scalars) -> Array:
         """The stored v after the gradient ``g``, where the stored mean before it is ``m``."""
-        seen = g
+        residual = g
         if self.second != "plain":
-            seen = s.surprise * (g - m if self.second == "centered" else g - s.center * m)
-        new = squared_average(v, seen, self.beta2)
+            residual = s.surprise * (g - m if self.second == "centered" else g - s.center * m)
+        new = squared_average(v, residual, self.beta2)
         return new + self.eps_state if present(self.eps_state) else new
 
     def bending(self, z: Any, s: Scalars, typical: Any) -> tuple[Any, Any]:
@@ -370,46 +370,46 @@ class BeliefRule(BeliefFamily):
         shared = self.shared if self.finite else 0.0
         if self.relative or present(self.saturation):
             return shared * z, (1 - shared) * z * (s.level / typical) ** 0.5
-        alike = shared * z * typical**0.5 if present(shared) else 0.0
-        return alike, (1 - shared) * z * s.level**0.5
+        common = shared * z * typical**0.5 if present(shared) else 0.0
+        return common, (1 - shared) * z * s.level**0.5
 
     def lengths(self, s: Scalars, typical: Any) -> tuple[Any, Any]:
         """Size and bend of a step ``-size * m / (D + bend * v)``, which is straight or short."""
         size = s.lr * s.weight / s.level**0.5
         if not (self.finite and self.implicit):
             return size, 0.0
-        alike, bend = self.bending(s.z, s, typical)
-        return size / (1 + alike), bend / (1 + alike)
+        common, bend = self.bending(s.z, s, typical)
+        return size / (1 + common), bend / (1 + common)
 
     def advance(
         self, s: Scalars, g: Array, state: State, *, typical: Any = None, drift: Any = None
     ) -> tuple[Array, State]:
         """The step of each coordinate without weight decay, and the state to keep.
 
-        This is the formula of the family: the optimizers call it, or are tested against it. Stored
-        averages are used as they are; bias correction is in the scalars.
+        The optimizers call this formula, or are tested against it. Stored averages are not
+        corrected: bias correction is in the scalars.
 
         Args:
             s: Scalars of this step.
             g: Gradient.
             state: ``m`` and ``v`` as they are stored, and the state of the gain.
             typical: Mean of the estimated v over the tensor; computed here if None.
-            drift: Move of the weights besides the step, which ``predict`` takes into account.
+            drift: Move of the weights by drift, which ``predict`` takes into account.
         """
         xp = array_namespace(g)
-        m = self.gain.prior(state.get("m", g), self.dt)  # without memory, g is its own prior
+        m = self.gain.prior(state.get("m", g), self.dt)  # without a stored mean, g is the prior
         old = xp.mean(state["v"]) if "v" in state and typical is None and self.scaled else None
         v = g if self.second == "instant" else self.second_moment(g, m, state["v"], s)
         if typical is None and self.scaled:
             typical = self._typical(s, v, old)
-        m, used, kept = self.gain.observe(g, m, v, state, s, typical, self.dt)
+        m, mean_used, new = self.gain.observe(g, m, v, state, s, typical, self.dt)
         unit = s.level**0.5
         Gamma = self.Gamma / unit if present(self.gamma) else 0.0  # a tiny gamma may round to zero
         if self.second == "instant":
-            square, root = used * used, xp.abs(used)
+            square, root = mean_used * mean_used, xp.abs(mean_used)
             total = square
         else:
-            kept["v"] = v
+            new["v"] = v
             square = v + self.eps_root / s.level if present(self.eps_root) else v
             total = square
             if self.second == "noise":
@@ -418,21 +418,21 @@ class BeliefRule(BeliefFamily):
             root = None if present(Gamma) else xp.sqrt(total)
         D = speed_limit(root, Gamma, self.eps / unit if present(self.eps) else 0.0, v=total)
         size, bend = self.lengths(s, typical)
-        below = D
+        divisor = D
         if present(bend):
-            below = D + bend * square if self.predict else add_scaled(D, square, bend)
-        step = -size * (used / below if self._positive else quotient(used, below))
+            divisor = D + bend * square if self.predict else add_scaled(D, square, bend)
+        step = -size * (mean_used / divisor if self._positive else quotient(mean_used, divisor))
         if self.finite and not self.implicit:
-            alike, bend = self.bending(s.z, s, typical)
-            step = step * phi(alike + bend * quotient(square, D))
+            common, bend = self.bending(s.z, s, typical)
+            step = step * phi(common + bend * quotient(square, D))
         if self.predict:
-            alike, bend = self.bending(s.kappa, s, typical)
-            curvature = unit * (alike * D + bend * square)
+            common, bend = self.bending(s.kappa, s, typical)
+            curvature = unit * (common * D + bend * square)
             move = step if drift is None else drift + step
             m = m + self.gain.weight(s.t, self.diffuse) * (curvature * move)
         if "m" in state:
-            kept["m"] = m
-        return step, kept
+            new["m"] = m
+        return step, new
 
     @property
     def _positive(self) -> bool:
@@ -477,14 +477,14 @@ class BeliefRule(BeliefFamily):
         return lines
 
     def _length(self) -> str:
-        alike = f"; {self.shared:.6g} of z is that of all coordinates" if self.shared else ""
+        shared = f"; {self.shared:.6g} of z is that of all coordinates" if self.shared else ""
         if not (self.finite and (self.saturation or self.relative)):
-            return super()._length() + alike * self.finite
+            return super()._length() + shared * self.finite
         way = "one straight move" if self.implicit else "exact"
         z = self.saturation or self.lr * self.kappa
         return (
             f"- step: {way} of length {(1 + self.saturation) * self.lr:.6g}, with kappa such that "
-            f"z = {z:.6g} for a typical coordinate of the tensor{alike}"
+            f"z = {z:.6g} for a typical coordinate of the tensor{shared}"
         )
 
     def _surroundings(self) -> list[str]:
@@ -520,6 +520,6 @@ def before(t: Any) -> Any:
 
 
 def usable(scale: Array) -> Array:
-    """A scale to divide by: one where all is zero, or where it has overflowed."""
+    """A scale to divide by: one where it is zero or has overflowed."""
     xp = array_namespace(scale)
     return xp.where((scale > 0) & (scale < math.inf), scale, 1.0)

@@ -22,24 +22,15 @@ from scipy import linalg
 from lossnav.problem.geometry import as_drift
 from lossnav.problem.objective import QuadraticForm
 from lossnav.rules.arrays import like, to_numpy
-from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.local import (
-    admitted,
-    check_constants,
-    check_policy,
-    in_words,
-    initial,
-    lower_bound,
-    observed,
-)
+from lossnav.rules.base import Array, State
+from lossnav.rules.local import QuadraticRule, admitted
 from lossnav.rules.operators import dense
-from lossnav.rules.sources import as_source
 from lossnav.solvers.receding import MARGIN
 from lossnav.solvers.riccati.feedback import Feedback, feedback, scale, stabilising
 
 
 @dataclass(frozen=True)
-class DriftedRule(Rule):
+class DriftedRule(QuadraticRule):
     r"""The optimal step for a quadratic model of the loss and a linear model of the drift.
 
     Each step solves a dense Riccati equation in float64, so the rule is for up to some hundred
@@ -47,7 +38,7 @@ class DriftedRule(Rule):
     drift and a constant metric, iterating it is `navigate`.
 
     Args:
-        dt: Step size (time between steps), zero or more; infinite goes to where the path settles.
+        dt: Step size (time between steps), zero or more; infinite goes to the end of the path.
         curvature: As in `LocalRule`; a matrix, a diagonal or Kronecker factors.
         drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on
             symbols.
@@ -76,36 +67,23 @@ class DriftedRule(Rule):
     negative: str | float = "lift"
 
     def __post_init__(self) -> None:
-        check_constants(self)
-        object.__setattr__(self, "curvature", as_source(self.curvature))
+        super().__post_init__()
         object.__setattr__(self, "drift", as_drift(self.drift))
         if self.drift is None:
             raise ValueError("DriftedRule needs a drift; without one, use LocalRule.")
-        if self.metric is not None:
-            object.__setattr__(self, "metric", as_source(self.metric))
-        check_policy(self.negative, self.bound)
-
-    @property
-    def bound(self) -> float:
-        """Curvature, in units of the metric, above which there is a best path without drift."""
-        return lower_bound(self.eta, self.k, self.gamma, 1.0)
-
-    def init(self, theta: Array) -> State:
-        return initial(self, theta)
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
-        H, memory = observed("curvature", self.curvature, grad, state, theta)
+        H, G, memory = self._observe(grad, state, theta)
         point = to_numpy(theta).ravel()
-        G = np.eye(len(point))
-        if self.metric is not None:
-            operator, more = observed("metric", self.metric, grad, state, theta)
-            G, memory = dense(operator), memory | more
+        metric = np.eye(len(point)) if G is None else dense(G)
         c, J = self.drift.jet(point, 1)
         form = QuadraticForm(
-            H=dense(H), g=to_numpy(grad).ravel(), value=0.0, G=G, J=J, c=c, center=point,
+            H=dense(H), g=to_numpy(grad).ravel(), value=0.0, G=metric, J=J, c=c, center=point,
             eta=self.eta, k=self.k, gamma=self.gamma,
         )  # fmt: skip
-        policy = self._policy(form)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a nearly singular Riccati equation
+            policy = self._policy(form)
         if math.isinf(self.dt):
             if policy.end is None:
                 raise ValueError("The optimal path does not settle, so dt must be finite.")
@@ -115,9 +93,9 @@ class DriftedRule(Rule):
         return like(move.reshape(theta.shape), theta), memory
 
     def _policy(self, form: QuadraticForm) -> Feedback:
-        """The policy, after raising the lowest curvatures if there is none."""
+        """The policy, with the lowest curvatures raised if there is none."""
         if self.negative == "refuse":
-            return _quietly(form)
+            return feedback(form)
         h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
         c = {"eta": self.eta, "k": self.k, "gamma": self.gamma, "dt": 1.0}
         raised = admitted(h, self.negative, **c)
@@ -128,7 +106,7 @@ class DriftedRule(Rule):
                 form = replace(form, H=(H + H.T) / 2)
             try:
                 if values is further or not _surely_unbounded(form, values):
-                    return _quietly(form)
+                    return feedback(form)
             except ValueError as error:
                 reason = error
         raise ValueError(f"Even with curvature raised to {further.min():.3g}: {reason}") from None
@@ -136,22 +114,13 @@ class DriftedRule(Rule):
     @property
     def assumptions(self) -> str:
         name = type(self.drift).__name__
-        return in_words(self, f"{name}, linear near theta; only motion beside it has a price")
+        return self._in_words(f"{name}, linear near theta; only motion beside it has a price")
 
 
 def _surely_unbounded(form: QuadraticForm, h: np.ndarray) -> bool:
-    """Whether J has no lower bound, without the search for a gamma that an error would name."""
+    """Whether J has no lower bound; without the search for a sufficient gamma."""
     size = float(np.abs(h).max())
     if h.min() >= 0 or float(np.abs(h).min()) <= 1e-9 * size:  # flat directions need more care
         return False
     problem = scale(form)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return stabilising(problem.F - problem.gamma / 2 * np.eye(len(h)), problem.H) is None
-
-
-def _quietly(form: QuadraticForm) -> Feedback:
-    """The policy; a Riccati equation near the edge of solvability is judged by its result alone."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return feedback(form)
+    return stabilising(problem.F - problem.gamma / 2 * np.eye(len(h)), problem.H) is None

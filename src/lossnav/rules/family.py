@@ -1,4 +1,4 @@
-r"""What the rules of a belief share: the length of the step, and its assumptions in words.
+r"""BeliefFamily: the step that all rules with a belief about gradients share.
 
 A learner with mean gradient m and curvature :math:`h=\kappa v` moves, by Eq. (6),
 
@@ -8,8 +8,8 @@ A learner with mean gradient m and curvature :math:`h=\kappa v` moves, by Eq. (6
 with :math:`\ell=\sqrt{\eta k/\kappa}\,\Delta t` and :math:`\Gamma=\gamma/(2\sqrt{\eta k\kappa})`,
 in each coordinate, for each singular value of a matrix, or in any basis where v is diagonal.
 
-This follows the optimal path for a time :math:`\Delta t`. A learner who moves straight, and weighs
-the cost of the move against the optimal cost from its end, solves
+This follows the optimal path for a time :math:`\Delta t`. A learner who moves in a straight line,
+and adds the cost of the move to the optimal cost from its end, solves
 :math:`\min_\Delta\,\Delta^2/(2\eta\Delta t)+\tfrac{\rho}{2\eta}(x+\Delta)^2` with
 :math:`\rho=z/\Delta t`, so :math:`\phi(z)=1/(1+z)`: the implicit step, which divides m by
 :math:`D+\ell\kappa v`. The two agree to first order in z.
@@ -32,14 +32,14 @@ from lossnav.solvers.curvature import phi
 def speed_limit(root: Array, Gamma: float, eps: Any = 0.0, *, v: Any = None) -> Array:
     r"""The divisor :math:`D=\Gamma+\sqrt{\Gamma^2+v}` plus ``eps``, from :math:`\sqrt v`.
 
-    With a discount and ``v`` given, ``root`` is not used. Otherwise its memory may be.
+    With a discount and ``v``, ``root`` is not used. Otherwise it may be overwritten.
 
     Examples:
         >>> import numpy as np
         >>> speed_limit(np.array([4.0]), 0.0), speed_limit(np.array([4.0]), 1.5)
         (array([4.]), array([5.77200187]))
     """
-    # Without discount the root is not squared and rooted again: tiny gradients stay what they are.
+    # Without discount the root is not squared again: the square of a tiny gradient underflows.
     if not present(Gamma):
         return shifted(root, eps) if present(eps) else root
     v = root * root if v is None else v
@@ -55,8 +55,8 @@ def quotient(m: Array, D: Array) -> Array:
 def decayed(x: Array, rate: Any) -> Array:
     """The move of weights ``x`` that decay by the factor ``1 - rate``.
 
-    The factor is rounded before it is used, as in PyTorch: in single precision the rounding is the
-    same at each step and would add up to a difference.
+    The factor is rounded first, as in PyTorch: in single precision its rounding error is the same
+    at each step and accumulates.
     """
     return x * (1 - rate) - x
 
@@ -72,10 +72,10 @@ class BeliefFamily(Rule):
         gamma: Discount rate, zero or more.
         kappa: Curvature per unit of gradient variance, positive.
         finite: Take the step over ``dt`` exactly; False takes the limit of a short ``dt``.
-        implicit: Take a finite step straight; False follows the optimal path.
+        implicit: Take a finite step in a straight line; False follows the optimal path.
         decay: Rate j of the drift :math:`f=-j\theta`, zero or more, applied as a split step.
         name: Common name of the rule.
-        notes: What its assumptions leave out.
+        notes: Details outside the theory.
     """
 
     eta: float = 1.0
@@ -111,7 +111,7 @@ class BeliefFamily(Rule):
         return self.Gamma >= 1e6
 
     def share(self, z: Array) -> Array:
-        r"""How much of the step of a short ``dt`` is taken, :math:`\phi(z)`."""
+        r"""Fraction of the step of a short ``dt`` that is taken, :math:`\phi(z)`."""
         if not self.finite:
             return array_namespace(z).ones_like(z)
         return 1 / (1 + z) if self.implicit else phi(z)

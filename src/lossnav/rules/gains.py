@@ -1,7 +1,7 @@
 r"""Gains: how the estimate of the mean gradient is updated by each new gradient.
 
 Gradients are noisy observations :math:`g_t\sim\mathcal N(m, R)` of a mean that drifts. Bayes' rule
-is :math:`m \leftarrow m + K(g-m)`, and the assumed drift is all in the gain K:
+is :math:`m \leftarrow m + K(g-m)`, and the gain K expresses the assumed drift:
 
 - `Betas`: one gain for all coordinates, as in Adam;
 - `SteadyKalman`: the steady-state Kalman gain of each coordinate, by its own noise;
@@ -23,7 +23,7 @@ from lossnav.rules.base import Array, State
 
 @dataclass(frozen=True)
 class Gain(abc.ABC):
-    """One way to update the believed mean gradient."""
+    """How the believed mean gradient is updated."""
 
     def init(self, theta: Array) -> State:
         """State of the filter besides the mean."""
@@ -44,7 +44,7 @@ class Gain(abc.ABC):
     @property
     @abc.abstractmethod
     def leftover(self) -> float:
-        """Share of a surprise ``g - m`` that a typical update leaves; its square is a variance."""
+        """Fraction of the innovation ``g - m`` that remains after a typical update."""
 
     @abc.abstractmethod
     def observe(
@@ -78,7 +78,7 @@ class Betas(Gain):
     state is Adam's, too: an average that starts at zero, divided by :math:`1-\beta^t` when used.
 
     Args:
-        beta1: Decay rate of the average, from 0 (use the last gradient alone) to below 1.
+        beta1: Decay rate of the average, from 0 (use only the last gradient) to below 1.
         used: Decay rate in the step, if it differs from that of the stored average (Lion stores
             with 0.99 and steps with 0.9).
     """
@@ -128,7 +128,7 @@ class SteadyKalman(Gain):
     For a mean that follows a random walk with step variance q, the steady gain solves
     :math:`K^2/(1-K)=q/R`, so :math:`K = 2/(1+\sqrt{1+4R/q})`: noisy coordinates average longer. R
     is the coordinate's v, and q is such that a coordinate with the tensor's mean v has the gain
-    :math:`1-\beta_1`. A diffuse prior averages the first gradients alike, :math:`K\ge 1/t`.
+    :math:`1-\beta_1`. A diffuse prior weights the first gradients equally, :math:`K\ge 1/t`.
 
     Args:
         beta1: Decay rate of a coordinate of typical noise; above 0 and below 1.
@@ -240,7 +240,7 @@ class Kalman(Gain):
 
 def known(value: Any) -> bool:
     """Whether a setting is a plain number; the value of an array may be unknown until it runs."""
-    # Most are floats, for which the question after `ndim` is the quicker one.
+    # Most are floats, for which `hasattr` is the faster check.
     return not hasattr(value, "ndim") or isinstance(value, numbers.Real)
 
 
@@ -250,7 +250,7 @@ def present(value: Any) -> bool:
 
 
 def fraction(name: str, value: Any) -> Any:
-    """A number from 0 to below 1; an array, which may be traced, passes."""
+    """A number from 0 to below 1; arrays, which may be traced, are not checked."""
     return checks.fraction(name, value) if known(value) else value
 
 
@@ -301,21 +301,21 @@ def remembered(wandering: Any, t: Any) -> Any:
     inside = (K > 0) & (K < 1)
     K = xp.where(inside, K, xp.round(K) / 2)
     rate = xp.log1p(-K)
-    kept = -xp.expm1(2 * t * rate) / ((1 + xp.exp((2 * t - 1) * rate)) * positive_or_one(K))
-    return xp.where(inside, kept, xp.where(K > 0, xp.ones_like(K), t * xp.ones_like(K)))
+    evidence = -xp.expm1(2 * t * rate) / ((1 + xp.exp((2 * t - 1) * rate)) * positive_or_one(K))
+    return xp.where(inside, evidence, xp.where(K > 0, xp.ones_like(K), t * xp.ones_like(K)))
 
 
 def lerp(a: Array, b: Array, weight: Any) -> Array:
-    """``a + weight * (b - a)``, by the framework's own function if it has one, bit for bit."""
-    own = getattr(array_namespace(a), "lerp", None)
-    if own is not None:
-        return own(a, b, weight)
+    """``a + weight * (b - a)``, bitwise equal to the framework's ``lerp`` if it has one."""
+    native = getattr(array_namespace(a), "lerp", None)
+    if native is not None:
+        return native(a, b, weight)
     small = not known(weight) or weight < 0.5
     return a + weight * (b - a) if small else b - (1 - weight) * (b - a)
 
 
 def squared_average(v: Array, g: Array, beta: Any) -> Array:
-    """``beta * v + (1 - beta) * g**2``, by the framework's own function if it has one."""
+    """``beta * v + (1 - beta) * g**2``, by the framework's fused function if it has one."""
     xp = array_namespace(v)
     if hasattr(xp, "squared_average"):
         return xp.squared_average(v, g, beta)
@@ -325,19 +325,19 @@ def squared_average(v: Array, g: Array, beta: Any) -> Array:
 
 
 def shifted(a: Array, by: Any) -> Array:
-    """``a + by``, in the memory of ``a`` where a framework can: ``a`` is not to be used again."""
-    own = getattr(array_namespace(a), "shifted", None)
-    return a + by if own is None else own(a, by)
+    """``a + by``; may overwrite ``a``, which must not be used again."""
+    native = getattr(array_namespace(a), "shifted", None)
+    return a + by if native is None else native(a, by)
 
 
 def add_scaled(a: Array, b: Array, scale: Any) -> Array:
-    """``a + scale * b``, like `shifted` in the memory of ``a`` where a framework can."""
-    own = getattr(array_namespace(a), "add_scaled", None)
-    return a + scale * b if own is None else own(a, b, scale)
+    """``a + scale * b``; may overwrite ``a``, as in `shifted`."""
+    native = getattr(array_namespace(a), "add_scaled", None)
+    return a + scale * b if native is None else native(a, b, scale)
 
 
 def positive_or_one(x: Any) -> Any:
-    """``x``, with one where it is zero: a divisor for what is zero there too."""
+    """``x``, with one where it is zero: a safe divisor where the numerator is zero too."""
     if known(x):
         return x if x > 0 else 1.0
     xp = array_namespace(x)
@@ -350,6 +350,6 @@ def memory_dtype(theta: Array) -> Any:
     if not xp.isdtype(theta.dtype, "real floating"):
         raise TypeError(
             f"Parameters have dtype {theta.dtype}, but a belief is about real numbers: use a "
-            "floating type, and view complex parameters as pairs of reals."
+            "floating dtype, and view complex parameters as pairs of reals."
         )
     return xp.result_type(theta.dtype, xp.float32)

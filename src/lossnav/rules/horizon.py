@@ -6,9 +6,9 @@ tau: at a distance x from the minimum, in one dimension and without discount,
 .. math:: \dot x=-\sqrt{\eta kh}\,\tanh(\sqrt{\eta kh}\,\tau)\,x, \qquad
           \dot x=-\frac{x}{\tau+1/(\eta kh)},
 
-for a loss that counts all the time, and for one that counts only at the end. So the rule brings its
-own schedule. Both are scalar functions of curvature (`lossnav.solvers.curvature.horizon_gain` and
-`terminal_gain`); with drift, or with a loss of both kinds, the step is that of the exact path of
+for a running loss, and for a loss at the end only: the step size follows a schedule. Both are
+scalar functions of curvature (`lossnav.solvers.curvature.horizon_gain` and `terminal_gain`); with
+drift, or with a loss of both kinds, the step is that of the exact path of
 `lossnav.solvers.riccati.two_point`.
 """
 
@@ -27,31 +27,22 @@ from lossnav.problem.geometry import as_drift
 from lossnav.problem.landscapes import Loss
 from lossnav.problem.objective import QuadraticForm
 from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import Array, State
 from lossnav.rules.gains import known
-from lossnav.rules.local import (
-    admitted,
-    check_constants,
-    check_policy,
-    in_words,
-    initial,
-    lower_bound,
-    observed,
-)
+from lossnav.rules.local import QuadraticRule, admitted, lower_bound
 from lossnav.rules.operators import dense, in_metric
-from lossnav.rules.sources import as_source
 from lossnav.solvers.curvature import horizon_gain, terminal_gain
 from lossnav.solvers.riccati.feedback import scale
 from lossnav.solvers.riccati.two_point import TwoPoint, UnboundedError
 
 
 @dataclass(frozen=True)
-class HorizonRule(Rule):
+class HorizonRule(QuadraticRule):
     r"""The optimal step for a quadratic model of the loss and a finite horizon.
 
     The state counts the steps, so that step t plans for the time ``horizon - t * dt`` that is left;
-    ``dt`` must stay the same. The last step is shortened to end at the horizon. **Beyond the
-    horizon each step is zero**: no motion is optimal where nothing is left to gain.
+    ``dt`` must stay the same. The last step is shortened to end at the horizon. **Steps beyond the
+    horizon are zero**, as there is nothing left to gain.
 
     Without drift and ``terminal`` the step is elementwise, or one eigendecomposition, and can be
     traced; with either, each step solves dense equations in float64, for up to some hundred
@@ -69,7 +60,7 @@ class HorizonRule(Rule):
         negative: Policy for curvature below :math:`-\gamma^2/(4\eta k)`, or below zero for a loss
             at the end, as in `LocalRule`.
         at_end: Whether the loss counts only at the end, not all the time.
-        terminal: A cost of the last point besides the loss, with derivatives of its own.
+        terminal: A cost of the last point besides the loss.
 
     Examples:
         >>> rule = HorizonRule(0.5, curvature=np.array([4.0]), horizon=1.0, at_end=True)
@@ -96,38 +87,30 @@ class HorizonRule(Rule):
     terminal: Loss | None = None
 
     def __post_init__(self) -> None:
-        check_constants(self)
+        super().__post_init__()
         object.__setattr__(self, "horizon", checks.positive("horizon", self.horizon))
         if known(self.dt) and math.isinf(self.dt):
             raise ValueError(
                 f"dt is infinite, but steps are counted up to the horizon {self.horizon:.6g}: use "
                 "dt=horizon to go there in one step."
             )
-        object.__setattr__(self, "curvature", as_source(self.curvature))
-        if self.metric is not None:
-            object.__setattr__(self, "metric", as_source(self.metric))
         object.__setattr__(self, "drift", as_drift(self.drift))
-        check_policy(self.negative, self.bound)
 
     @property
     def bound(self) -> float:
-        """Curvature, in units of the metric, from which on there is a best path without drift."""
+        """As in `DriftedRule`; zero for a loss at the end."""
         return lower_bound(self.eta, self.k, 0.0 if self.at_end else self.gamma, 1.0)
 
     def init(self, theta: Array) -> State:
         xp = array_namespace(theta)
-        return initial(self, theta) | {"t": xp.zeros((), dtype=xp.int32, device=device(theta))}
+        return super().init(theta) | {"t": xp.zeros((), dtype=xp.int32, device=device(theta))}
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
-        H, memory = observed("curvature", self.curvature, grad, state, theta)
-        G = None
-        if self.metric is not None:
-            G, more = observed("metric", self.metric, grad, state, theta)
-            memory |= more
+        H, G, memory = self._observe(grad, state, theta)
         left = self._left(state["t"], theta)
-        kept = memory | {"t": state["t"] + 1}
+        new_state = memory | {"t": state["t"] + 1}
         if self.drift is not None or self.terminal is not None:
-            return self._planned(H, G, grad, theta, float(left)), kept
+            return self._planned(H, G, grad, theta, float(left)), new_state
         xp = array_namespace(left)
         dt = xp.minimum(left, self.dt * xp.ones_like(left))
 
@@ -136,10 +119,10 @@ class HorizonRule(Rule):
             form = terminal_gain if self.at_end else horizon_gain
             return form(self._admitted(h), eta=self.eta, k=self.k, gamma=self.gamma, **times)
 
-        return -in_metric(H, G, gain, grad), kept
+        return -in_metric(H, G, gain, grad), new_state
 
     def _left(self, t: Array, theta: Array) -> Array:
-        """Time until the end; whole numbers of steps are counted without rounding error."""
+        """Time until the end; a whole number of steps is free of rounding error."""
         xp = array_namespace(theta)
         steps = self.horizon / self.dt if not known(self.dt) or self.dt else math.inf
         if known(steps) and math.isfinite(steps) and abs(steps - round(steps)) <= 1e-9 * steps:
@@ -198,4 +181,4 @@ class HorizonRule(Rule):
         when = "the loss counts only at the end" if self.at_end else "the loss counts all the time"
         if self.terminal is not None:
             when += ", and the end has a cost of its own"
-        return f"{in_words(self, drift)}\n- horizon: {self.horizon:.6g} units of time; {when}"
+        return f"{self._in_words(drift)}\n- horizon: {self.horizon:.6g} units of time; {when}"

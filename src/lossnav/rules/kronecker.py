@@ -71,7 +71,7 @@ def sides(
         return ()
     # Slightly more than one, so that a ratio of exactly 1 / (1 - 0.95) is inside.
     reach = 1.000001 / (1 - basis_beta)
-    longest = [min(max_dim, reach * other) for other in (columns, rows)]
+    longest = [min(max_dim, reach * across) for across in (columns, rows)]
     return tuple(i for i in (0, 1) if lengths[i] <= longest[i])
 
 
@@ -95,7 +95,7 @@ def phases(costs: tuple[float, ...], refresh: int) -> tuple[int, ...]:
 
 
 def check_basis(refresh: Any, max_dim: Any, matrix: Any) -> None:
-    """Refuse settings of a basis that no optimizer can use."""
+    """Check the settings of a basis."""
     for name, value in (("refresh", refresh), ("max_dim", max_dim)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
@@ -126,8 +126,8 @@ def rotate(a: Array, basis: Basis, *, back: bool = False) -> Array:
 def zero_rounding_noise(a: Array) -> Array:
     """Zero the entries of a rotated matrix that are below eps times its norm.
 
-    A basis concentrates gradients in few coordinates. If one gradient comes again, all others are
-    rounding errors, and division by the root of their variance would raise them to full steps.
+    A basis concentrates gradients in few coordinates. For a repeated gradient all others are
+    rounding errors, which division by the root of their variance would turn into full steps.
     """
     xp = array_namespace(a)
     norm = xp.linalg.vector_norm(a, axis=(-2, -1), keepdims=True)
@@ -135,7 +135,7 @@ def zero_rounding_noise(a: Array) -> Array:
 
 
 def averaged_covariance(C: Array, g: Array, axis: int, beta: float) -> Array:
-    """The average of the covariance along one axis after one more gradient; ``g`` is no stack."""
+    """The average of the covariance along one axis after one more gradient, not a stack of them."""
     others = [i for i in range(g.ndim) if i != axis % g.ndim]
     outer = array_namespace(g).tensordot(g, g, axes=(others, others))
     return lerp(C, outer, 1 - beta)
@@ -144,9 +144,9 @@ def averaged_covariance(C: Array, g: Array, axis: int, beta: float) -> Array:
 def first_basis(G: Array, axes: Iterable[int]) -> dict[int, Array]:
     """The singular vectors of a first gradient, largest first, for the axes that get a basis.
 
-    They are the eigenvectors of its covariances, without squaring the range of its values.
-    Directions missing from the gradient have no order of their own. They get that of the
-    coordinate axes; otherwise rounding would choose them, and with them the path.
+    They are the eigenvectors of its covariances, computed without squaring the singular values.
+    Null directions of the gradient are ordered by the coordinate axes; otherwise rounding would
+    choose them, and with them the path.
     """
     xp = array_namespace(G)
     axes = tuple(axes)
@@ -154,10 +154,10 @@ def first_basis(G: Array, axes: Iterable[int]) -> dict[int, Array]:
     longer = any(lengths[axis] > min(lengths.values()) for axis in axes)
     U, s, Vt = xp.linalg.svd(G, full_matrices=longer)
     vectors = {-2: U, -1: xp.matrix_transpose(Vt)}
-    return {axis: _with_ordered_null_space(vectors[axis], s) for axis in axes}
+    return {axis: _with_sorted_null_space(vectors[axis], s) for axis in axes}
 
 
-def _with_ordered_null_space(Q: Array, s: Array) -> Array:
+def _with_sorted_null_space(Q: Array, s: Array) -> Array:
     xp = array_namespace(Q)
     n = Q.shape[-1]
     at: Any = {"dtype": Q.dtype, "device": device(Q)}
@@ -165,14 +165,14 @@ def _with_ordered_null_space(Q: Array, s: Array) -> Array:
     missing = s <= 1e-5 * s[..., :1]
 
     def ordered(Q: Array) -> Array:
-        # The eigenvectors of a ramp among the missing; above it, the others keep their places.
+        # Null directions become eigenvectors of a ramp; larger eigenvalues keep the others' order.
         ramp = (xp.matrix_transpose(Q) * xp.linspace(1.0, 0.0, n, **at)) @ Q
         among = missing[..., :, None] & missing[..., None, :]
         places = xp.where(missing, xp.zeros_like(s), 1.0 + n - xp.arange(n, **at))
         key = xp.where(among, ramp, xp.zeros_like(ramp)) + places[..., None] * xp.eye(n, **at)
         return Q @ xp.flip(xp.linalg.eigh(key)[1], axis=-1)
 
-    return _either(xp, xp.any(missing), ordered, lambda Q: Q, Q)
+    return _cond(xp, xp.any(missing), ordered, lambda Q: Q, Q)
 
 
 def refreshed_basis(
@@ -180,16 +180,16 @@ def refreshed_basis(
 ) -> tuple[Array, Array, Array]:
     r"""One step of orthogonal iteration, for one matrix or a stack.
 
-    The iteration is with :math:`C+\delta I`, which has the same eigenvectors: a direction without
-    gradients stays as it was, where it would become the rounding error of a zero. A covariance
-    that overflowed gives no basis, and the old one is kept.
+    The iteration is with :math:`C+\delta I`, which has the same eigenvectors, so that a direction
+    without gradients stays unchanged instead of becoming rounding errors. If a covariance has
+    overflowed, the old basis is returned.
 
     Args:
         C: Covariances.
         Q: Their present basis.
-        least: :math:`\delta` in units of the largest variance, or a few eps if that is more; zero
-            iterates with C itself.
-        dtype: Precision of the factorization, if not that of ``Q``.
+        least: :math:`\delta` in units of the largest variance, at least a few eps; zero iterates
+            with C.
+        dtype: Precision of the factorization; by default that of ``Q``.
 
     Returns:
         The new basis; the order that sorts the old directions, largest variance first; and
@@ -217,7 +217,7 @@ def refreshed_basis(
 
 
 def sorted_variance(v: Array, axis: int, order: Array) -> Array:
-    """Variances along an axis (-2 or -1) in the order of its new directions: they do not rotate."""
+    """Variances along an axis (-2 or -1) in the order of its new directions."""
     index = order[..., :, None] if axis == -2 else order[..., None, :]
     return array_namespace(v).take_along_axis(v, index, axis=axis)
 
@@ -242,7 +242,7 @@ class KroneckerRule(BeliefFamily):
         max_dim: Axes longer than this keep their own coordinates.
         vectors: Whether a parameter with one axis gets a basis too.
         eps: Added to the root before its bias is corrected, as in SOAP.
-        single: Factorize in single precision whatever the parameters are, as the reference does.
+        single: Factorize in single precision, as the reference does.
 
     Examples:
         >>> import numpy as np
@@ -287,13 +287,13 @@ class KroneckerRule(BeliefFamily):
             "m": xp.zeros_like(theta, dtype=dtype),
             "v": xp.zeros_like(theta, dtype=dtype),
         }
-        return state | _blank_basis(theta, self._axes(theta.shape))
+        return state | _initial_basis(theta, self._axes(theta.shape))
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         xp = array_namespace(theta)
         dtype = memory_dtype(theta)
         g, x = xp.astype(grad, dtype), xp.astype(theta, dtype)
-        move, state = _either(
+        move, state = _cond(
             xp, state["t"] > 0, lambda s: self._walk(g, s, x), lambda s: self._begin(g, s), state
         )
         return xp.astype(move, theta.dtype), {**state, "t": state["t"] + 1}
@@ -323,16 +323,14 @@ class KroneckerRule(BeliefFamily):
             move = move + decayed(x + move, self.decay * self.dt)
         state = self._observed(g, {**state, "m": m, "v": v})
         due = state["t"] % self.refresh == 0
-        return move, _either(xp, due, self._refreshed, lambda s: s, state)
+        return move, _cond(xp, due, self._refreshed, lambda s: s, state)
 
     def _rotate(self, a: Array, state: State, *, back: bool = False) -> Array:
         return rotate(a, _basis(state, a.ndim), back=back)
 
     def _observed(self, g: Array, state: State) -> State:
         beta = self.beta2 if self.basis_beta is None else self.basis_beta
-        return state | {
-            f"C{i}": averaged_covariance(state[f"C{i}"], g, i, beta) for i in self._axes(g.shape)
-        }
+        return _with_covariances(state, g, self._axes(g.shape), beta)
 
     def _refreshed(self, state: State) -> State:
         new = dict(state)
@@ -360,10 +358,9 @@ class RotatedRule(Rule):
     r"""A diagonal rule for a matrix, run in the eigenvectors of its gradients' covariances.
 
     A parameter with more axes is a matrix of its first axis and the rest. The first nonzero
-    gradient sets up the basis and moves nothing: in the basis of that gradient alone most
-    coordinates would be rounding errors. Later gradients are rotated into the basis of those
-    before them. The mean is kept in the basis and rotated with it, so that it stays the same
-    mean; a variance cannot be rotated, and stays with its directions.
+    gradient sets up the basis and moves nothing: in its own basis most coordinates would be
+    rounding errors. Later gradients are rotated into the basis of the previous ones. The mean is
+    stored in the basis and rotated with it; variances are permuted with their directions.
 
     Args:
         dt: Learning rate, which replaces that of ``inner``.
@@ -387,47 +384,42 @@ class RotatedRule(Rule):
     def init(self, theta: Array) -> State:
         X = _as_matrix(theta)
         belief = self.inner.init(X)
-        return {"step": belief.pop("t"), **belief, **_blank_basis(X, self.sides)}
+        return {"step": belief.pop("t"), **belief, **_initial_basis(X, self.sides)}
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         xp = array_namespace(theta)
         G = _as_matrix(grad)
-        move, kept = _either(
+        move, new_state = _cond(
             xp, state["step"] > 0, lambda s: self._walk(G, s), lambda s: self._begin(G, s), state
         )
-        return xp.reshape(move, theta.shape), kept
+        return xp.reshape(move, theta.shape), new_state
 
     def _begin(self, G: Array, state: State) -> tuple[Array, State]:
         xp = array_namespace(G)
-        seen = xp.any(G != 0)  # a gradient of zeros says nothing about a basis
-        begun = self._observed(G, state)
+        nonzero = xp.any(G != 0)  # a zero gradient determines no basis
+        started = _with_covariances(state, G, self.sides, self.basis_beta)
         for axis, Q in first_basis(G, [i - 2 for i in self.sides]).items():
-            begun[f"Q{axis + 2}"] = Q
-        kept = {name: xp.where(seen, begun[name], value) for name, value in state.items()}
-        kept["step"] = state["step"] + xp.astype(seen, state["step"].dtype)
+            started[f"Q{axis + 2}"] = Q
+        new = {name: xp.where(nonzero, started[name], value) for name, value in state.items()}
+        new["step"] = state["step"] + xp.astype(nonzero, state["step"].dtype)
         if "peak" in state:
             longest = self.dt * (1 + self.inner.saturation) * xp.ones_like(state["peak"])
-            kept["peak"] = xp.maximum(state["peak"], longest)
-        return xp.zeros_like(G), kept
+            new["peak"] = xp.maximum(state["peak"], longest)
+        return xp.zeros_like(G), new
 
     def _walk(self, G: Array, state: State) -> tuple[Array, State]:
         basis = _basis(state, 2)
         # The first gradient is not part of mean and variance: their count is one less.
         belief: State = {name: state[name] for name in ("m", "v", "peak") if name in state}
         belief["t"] = state["step"] - 1
-        seen = zero_rounding_noise(rotate(G, basis))
+        rotated = zero_rounding_noise(rotate(G, basis))
         zeros = array_namespace(G).zeros_like(G)
-        move, belief = replace(self.inner, dt=self.dt).update(seen, belief, zeros)
+        move, belief = replace(self.inner, dt=self.dt).update(rotated, belief, zeros)
         step = belief.pop("t")
-        kept = self._observed(G, {**state, **belief})
+        new = _with_covariances({**state, **belief}, G, self.sides, self.basis_beta)
         due = step % self.refresh == self.phase % self.refresh
-        kept = _either(array_namespace(G), due, self._refreshed, lambda s: s, kept)
-        return rotate(move, basis, back=True), {**kept, "step": step + 1}
-
-    def _observed(self, G: Array, state: State) -> State:
-        return state | {
-            f"C{i}": averaged_covariance(state[f"C{i}"], G, i, self.basis_beta) for i in self.sides
-        }
+        new = _cond(array_namespace(G), due, self._refreshed, lambda s: s, new)
+        return rotate(move, basis, back=True), {**new, "step": step + 1}
 
     def _refreshed(self, state: State) -> State:
         new = dict(state)
@@ -436,13 +428,13 @@ class RotatedRule(Rule):
             new[f"Q{i}"], order, good = refreshed_basis(C, state[f"Q{i}"])
             new["v"] = sorted_variance(new["v"], i - 2, order)
             xp = array_namespace(C)
-            new[f"C{i}"] = xp.where(good, C, xp.zeros_like(C))  # one that overflowed begins anew
+            new[f"C{i}"] = xp.where(good, C, xp.zeros_like(C))  # reset after an overflow
         if "m" in state:
             new["m"] = rotate(rotate(state["m"], _basis(state, 2), back=True), _basis(new, 2))
         return new
 
 
-def _blank_basis(theta: Array, axes: Iterable[int]) -> State:
+def _initial_basis(theta: Array, axes: Iterable[int]) -> State:
     xp = array_namespace(theta)
     at: Any = {"dtype": memory_dtype(theta), "device": device(theta)}
     state: State = {}
@@ -450,6 +442,10 @@ def _blank_basis(theta: Array, axes: Iterable[int]) -> State:
         n = theta.shape[i]
         state |= {f"C{i}": xp.zeros((n, n), **at), f"Q{i}": xp.eye(n, **at)}
     return state
+
+
+def _with_covariances(state: State, g: Array, axes: Iterable[int], beta: float) -> State:
+    return state | {f"C{i}": averaged_covariance(state[f"C{i}"], g, i, beta) for i in axes}
 
 
 def _basis(state: State, ndim: int) -> Basis:
@@ -460,13 +456,13 @@ def _as_matrix(a: Array) -> Array:
     return array_namespace(a).reshape(a, (a.shape[0], -1))
 
 
-def _either(
-    xp: Any, flag: Array, yes: Callable[[Any], Any], no: Callable[[Any], Any], given: Any
+def _cond(
+    xp: Any, flag: Array, yes: Callable[[Any], Any], no: Callable[[Any], Any], operand: Any
 ) -> Any:
-    """``yes(given)`` or ``no(given)``; traced by JAX, where computing both would cost too much."""
+    """``yes(operand)`` or ``no(operand)``; by ``lax.cond`` in JAX, as computing both is slow."""
     if is_jax_namespace(xp):
         import jax
 
-        return jax.lax.cond(flag, yes, no, given)
-    # A meta tensor of PyTorch has a shape and no value; both branches return the same shapes.
-    return yes(given) if getattr(flag, "is_meta", False) or bool(flag) else no(given)
+        return jax.lax.cond(flag, yes, no, operand)
+    # A meta tensor of PyTorch has no value; both branches return the same shapes.
+    return yes(operand) if getattr(flag, "is_meta", False) or bool(flag) else no(operand)

@@ -31,14 +31,78 @@ from lossnav.rules.arrays import array_namespace, like
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.operators import in_metric, product
 from lossnav.rules.sources import Source, as_source
-from lossnav.solvers.curvature import check_bounded, step_gain
+from lossnav.solvers.curvature import Curvature, check_bounded, step_gain
 from lossnav.solvers.receding import MARGIN
 
 _POLICIES = ["abs", "lift", "refuse"]
 
 
+class QuadraticRule(Rule):
+    """A rule that plans on a quadratic model of the loss, with a curvature and perhaps a metric."""
+
+    curvature: Any
+    metric: Any
+    eta: float
+    k: float
+    gamma: float
+    negative: str | float
+
+    def __post_init__(self) -> None:
+        check_constants(self)
+        shared = self.metric is self.curvature
+        object.__setattr__(self, "curvature", as_source(self.curvature))
+        if self.metric is not None:
+            metric = self.curvature if shared else as_source(self.metric)
+            object.__setattr__(self, "metric", metric)
+        check_policy(self.negative, self.bound)
+
+    @property
+    def bound(self) -> float:
+        """Curvature, in units of the metric, above which there is a best path without drift."""
+        return lower_bound(self.eta, self.k, self.gamma, 1.0)
+
+    def init(self, theta: Array) -> State:
+        state = {f"curvature_{k}": v for k, v in self.curvature.init(theta).items()}
+        if self.metric is not None and self.metric is not self.curvature:
+            state |= {f"metric_{k}": v for k, v in self.metric.init(theta).items()}
+        return state
+
+    def _observe(
+        self, grad: Array, state: State, theta: Array
+    ) -> tuple[Curvature, Curvature | None, State]:
+        """The curvature and the metric at ``theta``, and their new state."""
+        H, memory = observed("curvature", self.curvature, grad, state, theta)
+        if self.metric is None:
+            return H, None, memory
+        if self.metric is self.curvature:
+            return H, H, memory
+        G, more = observed("metric", self.metric, grad, state, theta)
+        return H, G, memory | more
+
+    def _in_words(self, drift: str) -> str:
+        """The assumptions, with the given one about the drift."""
+        horizon = "none; the learner plans for ever (gamma = 0)"
+        if self.gamma:
+            near = f"the learner looks ahead about {1 / self.gamma:.3g} units of time"
+            horizon = f"gamma = {self.gamma:.6g}; {near}"
+        elif getattr(self, "horizon", None) is not None:
+            horizon = "none"
+        metric = "Euclidean" if self.metric is None else f"motion is priced by {self.metric.words}"
+        lines = [
+            f"{type(self).__name__} is optimal for a learner who assumes:",
+            f"- loss: a quadratic near theta, whose curvature is {self.curvature.words}",
+            "- gradients: the slope of the loss itself, without noise",
+            f"- discount: {horizon}",
+            f"- step: exact over dt = {self.dt}, with eta = {self.eta:.6g} and k = {self.k:.6g}; "
+            "then look again",
+            f"- metric: {metric}",
+            f"- drift: {drift}",
+        ]
+        return "\n".join(lines)
+
+
 @dataclass(frozen=True)
-class LocalRule(Rule):
+class LocalRule(QuadraticRule):
     r"""The optimal step for a quadratic model of the loss, with any curvature, metric and decay.
 
     **Decay.** A drift :math:`f=-j\theta` is equivalent to no drift on the loss
@@ -46,13 +110,13 @@ class LocalRule(Rule):
 
     **Negative curvature.** An optimal path exists where each curvature (in units of the metric) is
     above :math:`-\gamma^2/(4\eta k)`, or above 0 if dt is infinite; there the rule is exact and
-    moves away from a saddle. Curvature below the bound is replaced, as ``negative`` says:
+    moves away from a saddle. Curvature below the bound is replaced according to ``negative``:
 
     - ``"lift"`` (default): by the bound plus a tenth of its distance to the largest curvature, as
       in `navigate`;
     - ``"abs"``: by its absolute value, as in saddle-free Newton methods;
     - a number above the bound: by that curvature;
-    - ``"refuse"``: by nothing; it is an error. This reads values, so it cannot be traced.
+    - ``"refuse"``: it is an error. This reads values, so it cannot be traced.
 
     Args:
         dt: Step size (time between steps), zero or more, or infinite (Newton).
@@ -88,32 +152,19 @@ class LocalRule(Rule):
     negative: str | float = "lift"
 
     def __post_init__(self) -> None:
-        check_constants(self)
+        super().__post_init__()
         rates = checks.finite_array("decay", self.decay)
         if rates.ndim > 1 or (rates < 0).any():
             raise ValueError("decay must be a number or one for each coordinate, zero or more.")
         object.__setattr__(self, "decay", tuple(rates.tolist()) if rates.ndim else float(rates))
-        shared = self.metric is self.curvature
-        object.__setattr__(self, "curvature", as_source(self.curvature))
-        if self.metric is not None:
-            metric = self.curvature if shared else as_source(self.metric)
-            object.__setattr__(self, "metric", metric)
-        check_policy(self.negative, self.bound)
 
     @property
     def bound(self) -> float:
         """Curvature, in units of the metric, above which there is a best path."""
         return lower_bound(self.eta, self.k, self.gamma, self.dt)
 
-    def init(self, theta: Array) -> State:
-        return initial(self, theta)
-
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
-        H, memory = observed("curvature", self.curvature, grad, state, theta)
-        G = H if self.metric is self.curvature else None
-        if self.metric is not None and G is None:
-            G, more = observed("metric", self.metric, grad, state, theta)
-            memory |= more
+        H, G, memory = self._observe(grad, state, theta)
         shift = self._shift(theta)
         if self.decay:
             grad = grad + shift * (theta if G is None else product(G, theta))
@@ -129,7 +180,7 @@ class LocalRule(Rule):
         return step, memory
 
     def _shift(self, theta: Array) -> Any:
-        """What decay adds to the curvature, in units of the metric."""
+        """The curvature that decay adds, in units of the metric."""
         if not isinstance(self.decay, tuple):
             return self.decay * (self.decay + self.gamma) / (self.eta * self.k)
         j = np.asarray(self.decay)
@@ -147,36 +198,7 @@ class LocalRule(Rule):
     @property
     def assumptions(self) -> str:
         drift = f"weights decay by themselves, at the rate {self.decay}" if self.decay else "none"
-        return in_words(self, drift)
-
-
-def initial(rule: Any, theta: Array) -> State:
-    """The state of a rule's curvature and metric, in one flat dict."""
-    state = {f"curvature_{k}": v for k, v in rule.curvature.init(theta).items()}
-    if rule.metric is not None and rule.metric is not rule.curvature:
-        state |= {f"metric_{k}": v for k, v in rule.metric.init(theta).items()}
-    return state
-
-
-def in_words(rule: Any, drift: str) -> str:
-    """The assumptions of a rule with a quadratic model."""
-    endless = "the learner plans for ever (gamma = 0)"
-    horizon = f"none; {endless}" if getattr(rule, "horizon", None) is None else "none"
-    if rule.gamma:
-        near = f"the learner looks ahead about {1 / rule.gamma:.3g} units of time"
-        horizon = f"gamma = {rule.gamma:.6g}; {near}"
-    metric = "Euclidean" if rule.metric is None else f"motion is priced by {rule.metric.words}"
-    lines = [
-        f"{type(rule).__name__} is optimal for a learner who assumes:",
-        f"- loss: a quadratic near theta, whose curvature is {rule.curvature.words}",
-        "- gradients: the slope of the loss itself, without noise",
-        f"- discount: {horizon}",
-        f"- step: exact over dt = {rule.dt}, with eta = {rule.eta:.6g} and k = {rule.k:.6g}; "
-        "then look again",
-        f"- metric: {metric}",
-        f"- drift: {drift}",
-    ]
-    return "\n".join(lines)
+        return self._in_words(drift)
 
 
 def lower_bound(eta: float, k: float, gamma: float, dt: float) -> float:
@@ -200,27 +222,27 @@ def admitted(
                 "finite dt, or clip the curvature."
             )
         return h
-    stand_in: Any = negative
+    replacement: Any = negative
     if negative == "abs":
-        stand_in = xp.abs(h)
+        replacement = xp.abs(h)
     elif negative == "lift":
-        stand_in = bound + MARGIN * (xp.max(xp.abs(h)) - bound)
-    return xp.where(h <= bound, stand_in + xp.zeros_like(h), h)
+        replacement = bound + MARGIN * (xp.max(xp.abs(h)) - bound)
+    return xp.where(h <= bound, replacement + xp.zeros_like(h), h)
 
 
 def check_policy(negative: str | float, bound: float) -> None:
-    """Refuse a policy for negative curvature that is unknown or cannot help."""
+    """Check the policy for negative curvature."""
     if isinstance(negative, str):
         checks.choice("policy for negative curvature", negative, _POLICIES)
     elif not checks.number("negative", negative) > bound:
         raise ValueError(
             f"negative is {negative:.6g}, but a stand-in for curvature must be above {bound:.6g}, "
-            "where a best path begins to exist."
+            "so that a best path exists."
         )
 
 
 def check_constants(rule: Any) -> None:
-    """Check dt (an array, as a schedule may give, passes), eta, k and gamma."""
+    """Check dt (unless it is an array, as from a schedule), eta, k and gamma."""
     if isinstance(rule.dt, int | float | np.number) and not rule.dt >= 0:
         raise ValueError(
             f"dt is {rule.dt:.6g}, but it must be zero or more: steps go forwards in time."
@@ -235,8 +257,8 @@ def observed(
 ) -> tuple[Any, State]:
     """The curvature of a source, with its part of a rule's flat state."""
     own = {k.removeprefix(f"{name}_"): v for k, v in state.items() if k.startswith(f"{name}_")}
-    found, kept = source.observe(grad, own, theta)
-    return found, {f"{name}_{k}": v for k, v in kept.items()}
+    curvature, memory = source.observe(grad, own, theta)
+    return curvature, {f"{name}_{k}": v for k, v in memory.items()}
 
 
 def _refuse_endless(step: Array) -> None:

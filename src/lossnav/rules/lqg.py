@@ -19,8 +19,8 @@ and after a step :math:`\Delta_t` the prediction is :math:`\hat x_{t+1}^-=\hat x
 .. math:: \Delta_t=-\frac{g_t}{h(t+1)+V/(hP_0)}.
 
 Strong curvature takes Newton's step first and then 1/t; weak curvature a constant rate
-:math:`hP_0/V`. No causal rule has a lower expected loss at any time, since what is left is the
-variance of x given all gradients, which no motion can change: :meth:`LQGRule.least_loss`.
+:math:`hP_0/V`. No causal rule has a lower expected loss at any time, since the remainder is the
+variance of x given all gradients, which no motion changes: :meth:`LQGRule.least_loss`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from lossnav.solvers.curvature import Curvature, Diagonal
 class LQGRule(Rule):
     r"""The optimal step for noisy gradients of a quadratic loss whose minimum may wander.
 
-    Where curvature and belief are diagonal the filter is elementwise and can be traced. Otherwise
-    it has a matrix over all coordinates as state, and computes in float64.
+    With diagonal curvature and belief the filter is elementwise and can be traced. Otherwise its
+    state has a matrix over all coordinates, and it computes in float64.
 
     Args:
         dt: Step size (time between steps); infinite for free motion.
@@ -84,8 +84,8 @@ class LQGRule(Rule):
         object.__setattr__(self, "plan", replace(self.plan, dt=self.dt))
 
     def init(self, theta: Array) -> State:
-        kept = self.plan.init(theta)
-        H, _ = observed("curvature", self.plan.curvature, 0 * theta, kept, theta)
+        state = self.plan.init(theta)
+        H, _ = observed("curvature", self.plan.curvature, 0 * theta, state, theta)
         parts = {name: _checked(name, getattr(self.belief, name), theta) for name in _PARTS}
         diagonal = isinstance(H, Diagonal) and all(
             part.shape in ((), theta.shape) for part in parts.values()
@@ -98,37 +98,33 @@ class LQGRule(Rule):
         else:
             precision = np.linalg.inv(prior)
         mean = np.broadcast_to(parts["mean"], theta.shape)
-        return kept | {"x": like(mean.copy(), theta), "precision": like(precision.copy(), theta)}
+        return state | {"x": like(mean.copy(), theta), "precision": like(precision.copy(), theta)}
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         H, memory = observed("curvature", self.plan.curvature, grad, state, theta)
         x, precision = self._filtered(H, grad, state, theta)
-        # The curvature was computed above; the plan need not compute it again.
-        step, kept = replace(self.plan, curvature=H).update(product(H, x), state, theta)
-        return step, kept | memory | {"x": x + step, "precision": precision}
+        step, new_state = replace(self.plan, curvature=H).update(product(H, x), state, theta)
+        return step, new_state | memory | {"x": x + step, "precision": precision}
 
     def _filtered(
         self, H: Curvature, grad: Array, state: State, theta: Array
     ) -> tuple[Array, Array]:
         """The mean after a gradient, and the precision before the next one."""
+        noises = self.belief.noise, self.belief.wandering
         if state["precision"].shape == theta.shape and isinstance(H, Diagonal):
-            h, V, Q = (like(part, theta) for part in (H.h, *self._noises))
+            h, V, Q = (like(part, theta) for part in (H.h, *noises))
             precision = state["precision"] + h * h / V
             gain = h / (V * positive_or_one(precision))
             x = state["x"] + gain * (grad - h * state["x"])
             return x, precision / (1 + Q * precision)
         bend, precision = dense(H), to_numpy(state["precision"])
         x, g = to_numpy(state["x"]).ravel(), to_numpy(grad).ravel()
-        V, Q = (_matrix(part, theta) for part in self._noises)
+        V, Q = (_matrix(part, theta) for part in noises)
         weight = np.linalg.solve(V, bend)
         precision = precision + bend @ weight
         x = x + np.linalg.lstsq(precision, weight.T @ (g - bend @ x), rcond=None)[0]
         after = np.linalg.solve(np.eye(len(x)) + precision @ Q, precision)
         return like(x.reshape(theta.shape), theta), like((after + after.T) / 2, theta)
-
-    @property
-    def _noises(self) -> tuple[Any, Any]:
-        return self.belief.noise, self.belief.wandering
 
     def least_loss(self, steps: int, theta: Array) -> float:
         r"""The least expected loss of any causal rule after ``steps``: that of free motion.
@@ -149,8 +145,8 @@ class LQGRule(Rule):
 
     @property
     def assumptions(self) -> str:
-        told = self.belief.wandering
-        moves = "stays where it is" if not np.any(to_numpy(told)) else "wanders with each step"
+        variance = self.belief.wandering
+        moves = "stays where it is" if not np.any(to_numpy(variance)) else "wanders with each step"
         noise = (
             "- gradients: the slope of the loss with normal noise of known variance\n"
             f"- minimum: at a distance known to a normal distribution; it {moves}"
@@ -164,7 +160,7 @@ _PARTS = ("noise", "prior", "wandering", "mean")
 
 
 def _checked(name: str, value: Any, theta: Array) -> np.ndarray:
-    """A variance or the mean; an error names what it must be."""
+    """A variance or the mean, checked."""
     array, shape, size = to_numpy(value), tuple(theta.shape), math.prod(theta.shape)
     if array.shape not in ((), shape) and (array.shape != (size, size) or name == "mean"):
         raise ValueError(

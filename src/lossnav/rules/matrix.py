@@ -1,4 +1,4 @@
-r"""A belief about a whole matrix: Muon as the step of the family, singular value by singular value.
+r"""PolarRule: a belief about a matrix; Muon as the step of the family in each singular value.
 
 The step is that of `lossnav.rules.family`, :math:`-\ell\,\phi\,(\Gamma+\sqrt{\Gamma^2+V})^{-1}M`,
 for a gradient matrix with mean M and the belief :math:`V=MM^T` about its covariance. Without
@@ -18,7 +18,7 @@ from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Muon's quintic: singular values rise fast towards one, then fluctuate about it."""
+"""Muon's quintic: singular values rise quickly to about one, then fluctuate."""
 
 
 def newton_schulz(
@@ -29,7 +29,7 @@ def newton_schulz(
     eps: float = 1e-7,
     half: bool = False,
 ) -> Array:
-    r"""A polynomial of M whose singular values are near one, by matrix products alone.
+    r"""A polynomial of M whose singular values are near one, by matrix products only.
 
     Each iteration is :math:`X\leftarrow aX+(bA+cA^2)X` with :math:`A=XX^T`, from
     :math:`X=M/\lVert M\rVert`.
@@ -65,14 +65,14 @@ def newton_schulz(
 
 
 def _blend(p: float, A: Array, q: float, B: Array, C: Array) -> Array:
-    """``p A + q B C``, rounded once where the framework can: that matters in half precision."""
-    own = getattr(array_namespace(A), "addmm", None)
-    return own(A, B, C, beta=p, alpha=q) if own is not None else p * A + q * (B @ C)
+    """``p A + q B C``, fused if the framework can, for accuracy in half precision."""
+    native = getattr(array_namespace(A), "addmm", None)
+    return native(A, B, C, beta=p, alpha=q) if native is not None else p * A + q * (B @ C)
 
 
 @dataclass(frozen=True)
 class PolarRule(BeliefFamily):
-    r"""The optimal step under :math:`V=MM^T`: the singular values of the mean gradient, levelled.
+    r"""The optimal step under :math:`V=MM^T`: the mean gradient with normalized singular values.
 
     Args:
         dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
@@ -136,7 +136,7 @@ class PolarRule(BeliefFamily):
         lr = self.lr * self._factor(*M.shape)
         if self.method == "svd":
             U, s, Vt = xp.linalg.svd(M, full_matrices=False)
-            # A direction without gradients has no optimal speed: it is left alone.
+            # A direction without gradients has no optimal speed, and does not move.
             s = xp.where(s > xp.finfo(dtype).eps * max(M.shape) * xp.max(s), s, xp.zeros_like(s))
             D = speed_limit(s, self.Gamma)
             length = quotient(s, D)

@@ -36,7 +36,7 @@ class GaussNewton:
 
     It is a callable of theta (a flat vector) for the ``curvature=`` or ``metric=`` of a
     `LocalRule`; so are its methods `diagonal` and `blocks`. Use the model in evaluation mode,
-    where each output depends on its own input alone.
+    where each output depends on its own input only.
 
     Args:
         model: A ``torch.nn.Module`` with outputs ``(N, C)`` or ``(N, ..., C)``.
@@ -82,9 +82,9 @@ class GaussNewton:
 
     def on(self, inputs: Tensor) -> GaussNewton:
         """The same on another batch."""
-        other = copy.copy(self)
-        other.inputs = inputs
-        return other
+        new = copy.copy(self)
+        new.inputs = inputs
+        return new
 
     def __call__(self, theta: Tensor) -> Curvature:
         """F at a flat ``theta``, through products with vectors."""
@@ -99,7 +99,7 @@ class GaussNewton:
         """v -> F v at ``params``; the network is run once, for all products."""
         named = self.named(params)
         z, pull = torch.func.vjp(lambda p: self._rows(p, self.inputs), named)
-        # A pull-back is linear, so its own pull-back at any point is the push-forward.
+        # The pull-back is linear, so its pull-back at any point is the push-forward.
         _, push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(z))
         p = torch.softmax(z, -1) if self.loss == "cross_entropy" else None
 
@@ -126,11 +126,13 @@ class GaussNewton:
         named = self.named(params)
         z = self._rows(named, self.inputs)
         n = len(self.inputs)
-        sides = self._sides(z)  # (draws, rows, C)
+        sides = self._output_factors(z)  # (draws, rows, C)
         rows = len(z) // n
-        if self.samples is None and rows > 1:  # each row of an input by itself
-            one = torch.eye(rows, dtype=z.dtype, device=z.device)
-            sides = torch.einsum("dnrc,rs->dsnrc", sides.reshape(-1, n, rows, z.shape[-1]), one)
+        if self.samples is None and rows > 1:  # one row of an input at a time
+            identity = torch.eye(rows, dtype=z.dtype, device=z.device)
+            sides = torch.einsum(
+                "dnrc,rs->dsnrc", sides.reshape(-1, n, rows, z.shape[-1]), identity
+            )
         sides = sides.reshape(-1, n, rows, z.shape[-1]).movedim(1, 0)
 
         def squares(x: Tensor, side: Tensor) -> dict[str, Tensor]:
@@ -138,10 +140,10 @@ class GaussNewton:
             (grads,) = torch.func.vmap(pull)(side)
             return {name: (g**2).sum(0) for name, g in grads.items()}
 
-        # Gradients of some inputs at a time, about 100 MB of them.
+        # Gradients of a chunk of inputs, about 100 MB.
         size = sides.shape[1] * sum(shape.numel() for shape in self.shapes.values())
-        some = max(1, 2**25 // size)
-        summed = torch.func.vmap(squares, chunk_size=some)(self.inputs, sides)
+        chunk = max(1, 2**25 // size)
+        summed = torch.func.vmap(squares, chunk_size=chunk)(self.inputs, sides)
         share = len(z) * (self.samples or 1)
         result = {name: s.sum(0) / share + self.damping for name, s in summed.items()}
         return result if isinstance(params, dict) else self.flat(result)
@@ -149,7 +151,7 @@ class GaussNewton:
     def kronecker(self, params: Parameters) -> dict[str, tuple[Tensor, ...]]:
         r"""K-FAC factors of each linear layer, :math:`F\approx B\otimes A` of outputs and inputs.
 
-        They are in the order of a weight's axes, as `LocalRule` takes them; a bias has B alone.
+        They are in the order of a weight's axes, as `LocalRule` takes them; a bias has only B.
         Exact for one input, or if B does not vary between inputs. Damping is split in proportion
         to size.
         """
@@ -157,9 +159,9 @@ class GaussNewton:
         layers = {
             name: m for name, m in self.model.named_modules() if isinstance(m, torch.nn.Linear)
         }
-        seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
         hooks = [
-            m.register_forward_hook(lambda _, a, out, name=name: seen[name].append((a[0], out)))
+            m.register_forward_hook(lambda _, a, out, name=name: calls[name].append((a[0], out)))
             for name, m in layers.items()
         ]
         try:
@@ -173,10 +175,10 @@ class GaussNewton:
                 f"The network has {len(z)} rows of outputs for {len(self.inputs)} inputs, so its "
                 "factors cannot be summed over outputs: give samples=1 or more."
             )
-        used = {name: uses for name, uses in seen.items() if uses}
+        used = {name: uses for name, uses in calls.items() if uses}
         places = [out for uses in used.values() for _, out in uses]
         B: dict[str, Any] = dict.fromkeys(used, 0.0)
-        for side in self._sides(z.detach()):
+        for side in self._output_factors(z.detach()):
             back = iter(torch.autograd.grad(z, places, side, retain_graph=True))
             for name, uses in used.items():
                 for _ in uses:
@@ -184,14 +186,12 @@ class GaussNewton:
                     B[name] = B[name] + b.T @ b / (len(z) * (self.samples or 1))
         factors: dict[str, tuple[Tensor, ...]] = {}
         for name, uses in used.items():
-            a = torch.cat(
-                [given.detach().reshape(-1, layers[name].in_features) for given, _ in uses]
-            )
+            a = torch.cat([x.detach().reshape(-1, layers[name].in_features) for x, _ in uses])
             prefix = f"{name}." if name else ""
             factors[f"{prefix}weight"] = _damped(B[name], a.T @ a / len(a), self.damping)
             if layers[name].bias is not None:
-                one = torch.eye(len(B[name]), dtype=a.dtype, device=a.device)
-                factors[f"{prefix}bias"] = (B[name] + self.damping * one,)
+                identity = torch.eye(len(B[name]), dtype=a.dtype, device=a.device)
+                factors[f"{prefix}bias"] = (B[name] + self.damping * identity,)
         return factors
 
     def blocks(self, theta: Tensor) -> Curvature:
@@ -228,17 +228,17 @@ class GaussNewton:
         z = torch.func.functional_call(self.model, named, (inputs,))
         return z.reshape(-1, z.shape[-1])
 
-    def _sides(self, z: Tensor) -> Tensor:
+    def _output_factors(self, z: Tensor) -> Tensor:
         """Slopes in z whose outer products sum (or average, if drawn) to the Hessian in z."""
         classes = z.shape[-1]
         if self.samples is None:
-            one = torch.eye(classes, dtype=z.dtype, device=z.device)
+            identity = torch.eye(classes, dtype=z.dtype, device=z.device)
             if self.loss == "squared":
-                return one[:, None, :].expand(-1, len(z), -1)
+                return identity[:, None, :].expand(-1, len(z), -1)
             p = torch.softmax(z, -1)
             root = p.sqrt()
             # S = diag(sqrt p) - p sqrt(p)^T has S S^T = diag(p) - p p^T, as the p sum to one.
-            return one[:, None, :] * root - p * root.T[..., None]
+            return identity[:, None, :] * root - p * root.T[..., None]
         draw = torch.Generator(device=z.device).manual_seed(self.seed)
         shape = (self.samples, *z.shape)
         if self.loss == "squared":
@@ -249,7 +249,7 @@ class GaussNewton:
 
 
 Fisher = GaussNewton
-"""The same matrix by its other name: the covariance of gradients at labels drawn from the model."""
+"""Another name: F is the covariance of gradients at labels drawn from the model."""
 
 
 def _add(a: Parameters, b: Parameters, share: float) -> Parameters:
@@ -261,7 +261,7 @@ def _add(a: Parameters, b: Parameters, share: float) -> Parameters:
 
 
 def _damped(B: Tensor, A: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """Each factor with its part of the damping, so that both change in proportion to their size."""
+    """The factors with the damping split in proportion to their sizes."""
     if not damping:
         return B, A
     sizes = [max(float(torch.trace(X)) / len(X), 1e-12) for X in (B, A)]

@@ -48,10 +48,10 @@ class Kronecker(Curvature):
     @classmethod
     def of(cls, values: Sequence[Array], vectors: Sequence[Array]) -> Kronecker:
         """From the eigenvalues and eigenvectors of each factor."""
-        made = object.__new__(cls)
-        made.values, made.vectors = list(values), list(vectors)
-        made.factors = tuple((Q * h) @ Q.T for h, Q in zip(values, vectors, strict=True))
-        return made
+        result = object.__new__(cls)
+        result.values, result.vectors = list(values), list(vectors)
+        result.factors = tuple((Q * h) @ Q.T for h, Q in zip(values, vectors, strict=True))
+        return result
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Blocks(Curvature):
 
     def _each(self, function: Callable[[Curvature, Array], Array], g: Array) -> Array:
         xp = array_namespace(g)
-        flat, start, parts = xp.reshape(g, _fitting((sum(self.sizes),), g)), 0, []
+        flat, start, parts = xp.reshape(g, _checked_sizes((sum(self.sizes),), g)), 0, []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             parts.append(xp.reshape(function(block, flat[start : start + size]), (-1,)))
             start += size
@@ -123,7 +123,7 @@ class Blocks(Curvature):
 
 
 def operator(value: Any, theta: Array) -> Curvature:
-    """A curvature from what a user may give.
+    """A curvature operator from an array, a number, Kronecker factors or a `Curvature`.
 
     An array in the shape of theta is a diagonal, a number is the same for all coordinates, a matrix
     over all coordinates is dense, and a tuple has a Kronecker factor for each axis.
@@ -180,28 +180,28 @@ def in_metric(H: Curvature, G: Curvature | None, fn: Function, g: Array) -> Arra
     r"""A function of curvature, :math:`G^{-1/2}\,\mathrm{fn}(G^{-1/2} H G^{-1/2})\,G^{-1/2} g`."""
     if G is None:
         return applied(H, fn, g)
-    if H is G:  # in its own units the curvature is one
+    if H is G:  # in units of the metric the curvature is one
         return fn(array_namespace(g).ones_like(g[..., :1])) * applied(G, lambda h: 1 / h, g)
     if isinstance(H, Diagonal) and isinstance(G, Diagonal):
         m = _entries(G, g)
         scale = array_namespace(g).sqrt(m)
         return times(fn(_entries(H, g) / m), g / scale) / scale
     if isinstance(H, Diagonal) and isinstance(G, Kronecker) and len(G.sizes) == 1:
-        H = Kronecker(_spread(H._raised(H.h)))
+        H = Kronecker(_diagonal_matrix(H._raised(H.h)))
     if isinstance(G, Diagonal) and isinstance(H, Kronecker) and len(H.sizes) == 1:
-        G = Kronecker(_spread(G._raised(G.h)))
+        G = Kronecker(_diagonal_matrix(G._raised(G.h)))
     metric, inner = G, H
     if isinstance(H, Kronecker) and isinstance(G, Kronecker) and H.sizes == G.sizes:
         roots = [(Q * h**-0.5) @ Q.T for h, Q in zip(G.values, G.vectors, strict=True)]
         pairs = zip(H.factors, roots, strict=True)
-        moved: Curvature = Kronecker(*(_congruent(F, root, g) for F, root in pairs))
+        scaled: Curvature = Kronecker(*(_congruent(F, root, g) for F, root in pairs))
     else:
-        moved = Lanczos(
+        scaled = Lanczos(
             lambda v: applied(metric, _rsqrt, product(inner, applied(metric, _rsqrt, v))),
             tol=getattr(H, "tol", 1e-8),
             steps=getattr(H, "steps", 60),
         )
-    return applied(metric, _rsqrt, moved.apply(fn, applied(metric, _rsqrt, g)))
+    return applied(metric, _rsqrt, scaled.apply(fn, applied(metric, _rsqrt, g)))
 
 
 def _rsqrt(h: Array) -> Array:
@@ -209,7 +209,7 @@ def _rsqrt(h: Array) -> Array:
 
 
 def _congruent(F: Array, root: Array, g: Array) -> Array:
-    """root F root; in the framework of ``g`` if the two differ in theirs."""
+    """root F root; in the framework of ``g`` if theirs differ."""
     if array_namespace(F) is not array_namespace(root):
         F, root = like(F, g), like(root, g)
     whole = root @ F @ root
@@ -224,14 +224,14 @@ def _entries(H: Diagonal, g: Array) -> Array:
 def _contracted(sizes: tuple[int, ...], factors: Sequence[Array], g: Array, axis: int) -> Array:
     """``g`` with each of its axes contracted with that axis of a factor."""
     xp = array_namespace(g)
-    x = xp.reshape(g, _fitting(sizes, g))
+    x = xp.reshape(g, _checked_sizes(sizes, g))
     for factor in factors:  # each contraction removes the first axis and appends its image
         x = xp.tensordot(x, like(factor, g), axes=([0], [axis]))
     return x
 
 
-def _fitting(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
-    """``sizes``, if they multiply to the size of ``g``."""
+def _checked_sizes(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
+    """``sizes``, checked to multiply to the size of ``g``."""
     if math.prod(sizes) != math.prod(g.shape):
         raise ValueError(
             f"The curvature is made for {' x '.join(map(str, sizes))} coordinates, but the "
@@ -240,7 +240,7 @@ def _fitting(sizes: tuple[int, ...], g: Array) -> tuple[int, ...]:
     return sizes
 
 
-def _spread(h: Array) -> Array:
+def _diagonal_matrix(h: Array) -> Array:
     """The matrix with ``h`` on its diagonal."""
     xp = array_namespace(h)
     flat = xp.reshape(h, (-1,))
@@ -250,8 +250,8 @@ def _spread(h: Array) -> Array:
 def _eigen(factor: Array) -> tuple[Array, Array]:
     xp = array_namespace(factor)
     values, vectors = xp.linalg.eigh(factor)
-    # Rounding turns zeros into small numbers, and a ballistic rule would divide by their roots.
+    # Zeros become rounding errors, and a ballistic rule would divide by their roots.
     noise = 10 * factor.shape[0] * float(xp.finfo(values.dtype).eps) * xp.max(xp.abs(values))
-    diagonal = xp.all(factor == _spread(xp.linalg.diagonal(factor)))
-    kept = (xp.abs(values) > noise) | diagonal
-    return xp.where(kept, values, xp.zeros_like(values)), vectors
+    diagonal = xp.all(factor == _diagonal_matrix(xp.linalg.diagonal(factor)))
+    significant = (xp.abs(values) > noise) | diagonal
+    return xp.where(significant, values, xp.zeros_like(values)), vectors

@@ -36,9 +36,10 @@ import numpy as np
 from scipy import optimize
 
 from lossnav._base import checks
+from lossnav.solvers.trajectory import axes
 
 KNOTS = 200
-"""Rates that are free; between them a longer schedule is piecewise linear."""
+"""The most free rates; a longer schedule is piecewise linear between them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Schedule:
 
     @property
     def factors(self) -> np.ndarray:
-        """The rates divided by the largest: what to multiply a peak learning rate with."""
+        """The rates divided by the largest: factors of a peak learning rate."""
         return self.rates / self.rates.max()
 
     def expected_loss(self, rates: Any) -> float:
@@ -80,10 +81,10 @@ class Schedule:
         Args:
             rates: One rate for each step.
         """
-        return _final(self, np.asarray(rates, dtype=float))[0]
+        return _final_loss(self, np.asarray(rates, dtype=float))[0]
 
     def best(self, factors: Any) -> Schedule:
-        """Another shape at the peak that is best under the same beliefs.
+        """Another shape, at its best peak under the same beliefs.
 
         Args:
             factors: Shape of the schedule, zero or more, such as ``1 - np.arange(N) / N``.
@@ -92,16 +93,16 @@ class Schedule:
         if shape.ndim != 1 or not (np.isfinite(shape).all() and shape.min() >= 0 < shape.max()):
             raise ValueError("factors must be a list of finite numbers, zero or more, not all 0.")
         shape = shape / shape.max()
-        # The loss of short runs may have several local minima in the peak: a scan comes first.
+        # The loss of short runs may have several local minima in the peak: scan first.
         top = min(self.limit, 8 / float(self.curvature.max()))
         peaks = top * np.logspace(-5, 0, 41)
         at = int(np.argmin([self.expected_loss(peak * shape) for peak in peaks]))
         low, high = np.log(peaks[max(at - 1, 0)]), np.log(peaks[min(at + 1, 40)])
-        found = optimize.minimize_scalar(
+        result = optimize.minimize_scalar(
             lambda log: self.expected_loss(math.exp(log) * shape), bounds=(low, high),
             method="bounded",
         )  # fmt: skip
-        return _with(self, math.exp(found.x) * shape)
+        return _with_rates(self, math.exp(result.x) * shape)
 
     def torch(self, optimizer: Any, last_epoch: int = -1) -> Any:
         """A `torch.optim.lr_scheduler.LambdaLR` that multiplies each group's lr by the factors.
@@ -134,10 +135,7 @@ class Schedule:
         Args:
             ax: Matplotlib axes; new ones by default.
         """
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            _, ax = plt.subplots(figsize=(5, 3), layout="constrained")
+        ax = axes(ax, (5, 3))
         steps = np.arange(len(self.rates))
         ax.plot(steps, self.factors, label=f"optimal: loss {self.loss:.3g}")
         linear = self.best(1 - steps / len(steps))
@@ -188,16 +186,16 @@ def schedule(
     h = np.atleast_1d(np.asarray(curvature, dtype=float))
     if h.ndim != 1 or not h.size or not (np.isfinite(h).all() and h.min() > 0):
         raise ValueError("curvature must be a list of finite numbers greater than 0.")
-    given = {"noise": noise, "prior": prior, "wandering": wandering}
-    beliefs: Any = {name: _spread(name, value, h) for name, value in given.items()}
+    values = {"noise": noise, "prior": prior, "wandering": wandering}
+    beliefs: Any = {name: _broadcast(name, value, h) for name, value in values.items()}
     bound = 2 / float(h.max()) if limit is None else limit
     if not bound > 0:
         raise ValueError(f"limit is {limit}, but it must be greater than 0.")
     start = Schedule(np.zeros(steps), math.inf, h, **beliefs, limit=float(bound))
-    return _solved(start)
+    return _optimized(start)
 
 
-def _spread(name: str, value: Any, h: np.ndarray) -> np.ndarray:
+def _broadcast(name: str, value: Any, h: np.ndarray) -> np.ndarray:
     array = np.asarray(value, dtype=float)
     if array.shape not in ((), h.shape):
         raise ValueError(
@@ -209,11 +207,11 @@ def _spread(name: str, value: Any, h: np.ndarray) -> np.ndarray:
     return np.broadcast_to(array, h.shape)
 
 
-def _with(plan: Schedule, rates: np.ndarray) -> Schedule:
-    return replace(plan, rates=rates, loss=_final(plan, rates)[0])
+def _with_rates(plan: Schedule, rates: np.ndarray) -> Schedule:
+    return replace(plan, rates=rates, loss=_final_loss(plan, rates)[0])
 
 
-def _final(plan: Schedule, rates: np.ndarray) -> tuple[float, np.ndarray]:
+def _final_loss(plan: Schedule, rates: np.ndarray) -> tuple[float, np.ndarray]:
     """The expected final loss, and its derivative by each rate (adjoint)."""
     h, V, Q = plan.curvature, plan.noise, plan.wandering
     s = np.empty((len(rates) + 1, h.size))
@@ -223,42 +221,42 @@ def _final(plan: Schedule, rates: np.ndarray) -> tuple[float, np.ndarray]:
         added = rates[:, None] ** 2 * V + Q
         for t in range(len(rates)):
             s[t + 1] = squares[t] * s[t] + added[t]
-        # What a unit of mean square after each step adds to the final loss.
+        # Derivative of the final loss by the mean square after each step.
         later = np.cumprod(np.vstack([h[None] / 2, squares[:0:-1]]), axis=0)[::-1]
         slopes = 2 * later * (rates[:, None] * V - h * (1 - rates[:, None] * h) * s[:-1])
         return float(h @ s[-1] / 2), slopes.sum(axis=1)
 
 
-def _solved(start: Schedule) -> Schedule:
-    """The best rates, first with few knots and then with ever more."""
+def _optimized(start: Schedule) -> Schedule:
+    """The best rates, by refinement from few knots to many."""
     steps = len(start.rates)
     left = 1 - np.arange(steps) / steps
-    begun = [start.best(shape) for shape in (np.ones(steps), left, np.minimum(1, 5 * left))]
-    best = min(begun, key=lambda plan: plan.loss)
+    starts = [start.best(shape) for shape in (np.ones(steps), left, np.minimum(1, 5 * left))]
+    best = min(starts, key=lambda plan: plan.loss)
     scale = float(best.rates.max())
     top = start.limit / scale
     for count in (12, 25, 50, 100, KNOTS):
-        hat = _hat(steps, count)
+        hat = _hat_functions(steps, count)
 
         def log_loss(knots: np.ndarray, hat: np.ndarray = hat) -> tuple[float, np.ndarray]:
-            loss, slopes = _final(start, scale * (hat @ knots))
+            loss, slopes = _final_loss(start, scale * (hat @ knots))
             if not loss < math.inf:
                 return 1e300, np.zeros_like(knots)
             return math.log(loss), scale * (hat.T @ slopes) / loss
 
         first = np.linalg.lstsq(hat, best.rates / scale, rcond=None)[0]
-        found = optimize.minimize(
+        result = optimize.minimize(
             log_loss, np.clip(first, 0, top), jac=True, method="L-BFGS-B",
             bounds=[(0, top)] * hat.shape[1],
             options={"maxiter": 300, "ftol": 1e-11, "gtol": 1e-9, "maxcor": 30},
         )  # fmt: skip
-        best = min(best, _with(start, scale * (hat @ found.x)), key=lambda plan: plan.loss)
+        best = min(best, _with_rates(start, scale * (hat @ result.x)), key=lambda plan: plan.loss)
         if hat.shape[1] == steps:
             break
     return best
 
 
-def _hat(steps: int, knots: int) -> np.ndarray:
+def _hat_functions(steps: int, knots: int) -> np.ndarray:
     """Piecewise linear functions of the step, finer at both ends: steps x knots."""
     places = np.unique(np.round((steps - 1) * (1 - np.cos(np.pi * np.linspace(0, 1, knots))) / 2))
     if len(places) > 0.7 * steps:

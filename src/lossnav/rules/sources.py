@@ -1,7 +1,7 @@
-"""Where a rule gets its curvature from: the loss, the user, or a running average.
+"""Sources of a rule's curvature: the loss, the user, or a running average.
 
-A `Source` is to curvature what a rule is to steps: constants, with a state that is passed in and
-out. It returns a symmetric operator that can apply a scalar function of itself.
+Like a rule, a `Source` holds constants, and its state is passed in and out. It returns a symmetric
+operator that can apply a scalar function of itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 
 
 class Source(abc.ABC):
-    """A way to know the curvature at theta.
+    """A source of the curvature at theta.
 
     Attributes:
         words: Description of the curvature, for `Rule.assumptions`.
@@ -57,7 +57,7 @@ class Given(Source):
         default = "given by a function" if callable(value) else "given, the same everywhere"
         self.words = words or getattr(value, "words", None) or default
         shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
-        # Decomposed once; whether a square array is a matrix or a diagonal depends on theta.
+        # Decomposed once; the shape of theta decides whether it is a matrix or a diagonal.
         self._dense = Kronecker(value) if len(shape) == 2 and shape[0] == shape[1] else None
         if isinstance(value, tuple | list) and all(hasattr(part, "shape") for part in value):
             self.value = Kronecker(*value)
@@ -70,7 +70,7 @@ class Given(Source):
 
 
 class OfLoss(Source):
-    """The Hessian of a loss at theta: whole, its diagonal, or through products alone.
+    """The Hessian of a loss at theta: as a matrix, its diagonal, or through products.
 
     The Hessian of a quadratic is decomposed once. A `TorchLoss` at a tensor and a `JaxLoss` at a
     JAX array are differentiated in their own framework; other losses in float64.
@@ -85,7 +85,7 @@ class OfLoss(Source):
         self.loss, self.form = loss, form
         self.words = {
             "exact": "the Hessian at theta",
-            "diagonal": "the diagonal of the Hessian at theta (coordinates bend on their own)",
+            "diagonal": "the diagonal of the Hessian at theta (coordinates are independent)",
             "lanczos": "the Hessian at theta, through products with vectors",
         }[form]
         self._constant: dict[int, Any] = {}
@@ -181,7 +181,7 @@ class OfMetric(Source):
 class _RunningDiagonal(Source):
     """A running average of estimates of the diagonal, with Adam's bias correction.
 
-    The average starts from nothing known, so its gain is :math:`(1-\\beta)/(1-\\beta^t)`.
+    The prior is diffuse, so its gain is :math:`(1-\\beta)/(1-\\beta^t)`.
     """
 
     decay: float
@@ -191,12 +191,12 @@ class _RunningDiagonal(Source):
         count = xp.zeros((), dtype=xp.int32, device=device(theta))
         return {"mean": xp.zeros_like(theta), "count": count}
 
-    def _averaged(self, state: State, seen: Array) -> State:
-        xp = array_namespace(seen)
+    def _averaged(self, state: State, estimate: Array) -> State:
+        xp = array_namespace(estimate)
         count = state["count"] + 1
-        t = xp.astype(xp.asarray(count), seen.dtype)
+        t = xp.astype(xp.asarray(count), estimate.dtype)
         gain = 1 / t if self.decay == 1 else (1 - self.decay) / one_minus_power(self.decay, t)
-        return {"mean": state["mean"] + gain * (seen - state["mean"]), "count": count}
+        return {"mean": state["mean"] + gain * (estimate - state["mean"]), "count": count}
 
 
 class SquaredGradients(_RunningDiagonal):
@@ -205,11 +205,11 @@ class SquaredGradients(_RunningDiagonal):
     words = "kappa times a running average of squared gradients"
 
     def __init__(self, decay: float = 0.999, *, kappa: float = 1.0) -> None:
-        self.decay, self.kappa = _share(decay), checks.positive("kappa", kappa)
+        self.decay, self.kappa = checks.fraction("decay", decay), checks.positive("kappa", kappa)
 
     def observe(self, grad: Array, state: State, theta: Array) -> tuple[Curvature, State]:
-        kept = self._averaged(state, grad * grad)
-        return Diagonal(self.kappa * kept["mean"]), kept
+        average = self._averaged(state, grad * grad)
+        return Diagonal(self.kappa * average["mean"]), average
 
 
 class Hutchinson(_RunningDiagonal):
@@ -230,34 +230,28 @@ class Hutchinson(_RunningDiagonal):
         self, product: Callable[[Array, Array], Array], decay: float = 0.99, *, seed: int = 0
     ) -> None:
         self.product, self.seed = product, int(seed)
-        self.decay = 1.0 if decay == 1 else _share(decay)
+        self.decay = 1.0 if decay == 1 else checks.fraction("decay", decay)
 
     def observe(self, grad: Array, state: State, theta: Array) -> tuple[Curvature, State]:
         z = signs(state["count"], theta, self.seed)
-        kept = self._averaged(state, z * self.product(theta, z))
-        return Diagonal(kept["mean"]), kept
+        average = self._averaged(state, z * self.product(theta, z))
+        return Diagonal(average["mean"]), average
 
 
 def signs(count: Array, theta: Array, seed: int = 0) -> Array:
-    """Signs -1 and 1 in the shape of theta: a hash of seed, step and place."""
+    """Signs -1 and 1 in the shape of theta: a hash of seed, step and index."""
     xp = array_namespace(theta)
-    # 32-bit integers wrap around alike in each framework; one axis, as scalars would warn.
+    # 32-bit integers wrap around in each framework; one axis, as scalars would warn.
     step = xp.reshape(xp.astype(count, xp.int32), (1,)) + (seed % 2**31)
     place = xp.arange(math.prod(theta.shape), dtype=xp.int32, device=device(theta))
-    bits = _mixed(place ^ _mixed(step)) & 1
+    bits = _hashed(place ^ _hashed(step)) & 1
     return xp.reshape(xp.astype(1 - 2 * bits, theta.dtype), theta.shape)
 
 
-def _mixed(x: Array) -> Array:
+def _hashed(x: Array) -> Array:
     for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D), (16, 0x297A2D39)):
         x = (x ^ ((x >> shift) & (2 ** (32 - shift) - 1))) * factor
     return x ^ ((x >> 16) & 0xFFFF)
-
-
-def _share(decay: float) -> float:
-    if not 0 <= checks.number("decay", decay) < 1:
-        raise ValueError(f"decay is {decay:.6g}, but it must be in [0, 1).")
-    return float(decay)
 
 
 def as_source(value: Any) -> Source:

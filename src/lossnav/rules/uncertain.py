@@ -259,10 +259,16 @@ CURVATURES = ("squared-batch", "fisher", "ggn")
 BATCH_UNKNOWN = (
     "The number of examples in a batch is not known, and the variance of each weight depends on it"
 )
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.1
 """The least share of signal that a layer's gradient is taken to have."""
 MOST_CURVATURE = 1e28
 """Curvature is clipped here, so that no product of it overflows in single precision."""
+EVIDENCE = 1e-12, 1e9
+"""Bounds of the measured evidence; before it is measured, a step has the least."""
+LEAST_RATE = 1e-6
+"""A smaller ``lr`` shortens steps, but no longer lengthens the memory."""
+SUMS = ("signal", "scatter", "bend")
+"""Sums over a layer that are averaged over steps."""
 Draw = Callable[[Array], Array]
 """Returns standard normal numbers of the shape and kind of its argument."""
 
@@ -280,48 +286,67 @@ class UncertainWeightsRule(Rule):
     r"""Keep a mean and a variance of each weight, and learn fast where little is known.
 
     The practical form of `UncertainRule`: the overdamped equations with the divergence from a prior
-    :math:`N(\mu_0, v_0)` in place of the entropy, which has no bound where the loss is flat. With
-    :math:`K=kB` for a batch of B examples and :math:`c=K/q^2`, the step of one layer is
+    :math:`N(\mu_0, v_0)` in place of the entropy, which has no bound where the loss is flat. They
+    are the Gaussian filter that forgets towards its prior: with the loss as k times the negative
+    log-likelihood of E observations, and a the gain of a step,
 
-    .. math:: H\leftarrow H+\rho(O-H),\quad \frac1v=cH+\frac1{v_0},\quad m\leftarrow m+a(g-m),\quad
-              \Delta\mu=-\mathrm{dt}\,f\,v\,\Bigl[Km+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
-              \;\text{ within }\pm\sqrt v,
+    .. math:: \frac1v\leftarrow\frac{1-a}v+kEO+\frac a{v_0},\qquad
+              \Delta\mu=-v\Bigl[kEg+a\frac{\mu-\mu_0}{v_0}\Bigr]
 
-    for the observed curvature O; then the prior's mean follows. Inertia :math:`\iota=\eta/\gamma^2`
-    slows fast directions by :math:`f=1/(\frac12+\sqrt{\frac14+\iota cHv})`.
+    for the gradient g and the observed curvature O. With separate averages of both, and the weight
+    of the loss in the belief :math:`K=kE/a`, the step of one layer is
+
+    .. math:: H\leftarrow H+\rho(O-H),\quad \frac1v=\frac K{q^2}H+\frac1{v_0},\quad
+              m\leftarrow m+b(g-m),\quad
+              \Delta\mu=-af\,v\,\Bigl[Km+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \;\text{ within }\pm\sqrt v;
+
+    then the prior's mean follows. Inertia :math:`\iota=\eta/\gamma^2` slows fast directions by
+    :math:`f=1/(\frac12+\sqrt{\frac14+\iota KHv/q^2})`.
+
+    *Evidence*: a mean over B independent examples stands for E = B observations if the loss is a
+    negative log-likelihood. With ``"ggn"``, E is measured: the variance of the gradient is
+    :math:`O/E`, whatever the scale of the loss and the size of the batch, so
+    :math:`E=\sum vO/\sum v\operatorname{Var}g` (`weights`).
+
+    *Memory*: of the informed directions, :math:`D=\sum KHv`, a step forgets :math:`aD=\beta B`,
+    where :math:`\beta=kE\sum vO/B` is the change of an example's outputs by a step for it alone;
+    B examples tell about B directions. The gain is :math:`a=\mathrm{dt}/(1+\beta)`.
 
     q is the share of signal in a layer's gradient relative to the geometric mean over all layers
-    (`signal_shares`). One array knows only itself, so a caller with several passes q to `update`.
+    (`signal_shares`). One array knows only itself, so a caller with several passes q and the
+    sums of all of them to `update`.
 
     Args:
-        dt: Step size (dimensionless), ``lr`` of the optimizers.
+        dt: Gain of a step, ``lr`` of the optimizers.
+        k: Weight of an observation; 1 is Bayes' rule.
         curvature: Source of O: ``"squared-batch"`` is :math:`Bg^2`; ``"fisher"`` and ``"ggn"`` are
             passed to `update`.
-        prior_variance: :math:`v_0`; None takes the mean square of the weights, or 1 for zeros.
+        prior_variance: :math:`v_0`; None takes 2 over the inputs of a row (`prior_variance_of`).
         batch_size: Examples in a batch; None if each `update` is given them in ``observed``.
-        k, pull, momentum, balance, inertia, volatility, noise, reset, weight_decay: As in
+        pull, momentum, balance, inertia, volatility, noise, reset, weight_decay: As in
             `lossnav.optim.torch.WeightUncertainty`, as are
         curvature_rate, signal_rate, prior_rate, return_rate: The gains of its averages.
 
     Examples:
         >>> import numpy as np
         >>> rule = UncertainWeightsRule(
-        ...     0.1, k=1.0, batch_size=1, pull=0.0, momentum=0.0, prior_variance=1.0
+        ...     0.1, k=0.1, batch_size=1, pull=0.0, momentum=0.0, prior_variance=1.0
         ... )
         >>> theta = np.array([1.0])
         >>> step, state = rule.update(np.array([2.0]), rule.init(theta), theta)
-        >>> step.round(3), variance(state).round(3)  # H = 0.02 * 2**2
-        (array([-0.185]), array([0.926]))
+        >>> step.round(3), variance(state).round(3)  # K = 1 and H = 2**2
+        (array([-0.04]), array([0.2]))
     """
 
-    dt: Any = 3e-3
-    k: Any = 940.0
+    dt: Any = 4e-3
+    k: Any = 4.0
     batch_size: Any = None
     curvature: str = "squared-batch"
     pull: Any = 1.5
     momentum: Any = 0.7
     curvature_rate: Any = 0.02
-    signal_rate: Any = 1e-3
+    signal_rate: Any = 2e-3
     prior_rate: Any = 1.5e-4
     return_rate: Any = 5e-5
     prior_variance: Any = None
@@ -359,7 +384,8 @@ class UncertainWeightsRule(Rule):
     @property
     def keeps_average(self) -> bool:
         """Whether the state has an average gradient, for the step or to tell signal from noise."""
-        return self.averages or (self.balance and self.curvature == "squared-batch")
+        paired = self.balance and self.curvature == "squared-batch"
+        return self.averages or paired or self.curvature == "ggn"
 
     def init(self, theta: Array) -> State:
         xp = array_namespace(theta)
@@ -367,7 +393,7 @@ class UncertainWeightsRule(Rule):
         zero = xp.zeros((), dtype=x.dtype, device=device(theta))
         v0 = self.prior_variance
         if v0 is None:
-            v0 = positive_or_one(xp.mean(x * x))
+            v0 = prior_variance_of(x.shape)
         state = {
             "t": xp.zeros((), dtype=xp.int32, device=device(theta)),
             "curvature": xp.zeros_like(x),
@@ -375,9 +401,10 @@ class UncertainWeightsRule(Rule):
             "start": x,
             "prior_variance": zero + v0,
             "weight": zero,
+            "signal": zero,
+            "scatter": zero,
+            "bend": zero,
         }
-        if self.balance:
-            state |= {"signal": zero, "scatter": zero}
         if self.keeps_average:
             state["average"] = xp.zeros_like(x)
         if self.reset is not None and x.ndim > 1:
@@ -391,6 +418,7 @@ class UncertainWeightsRule(Rule):
         theta: Array,
         *,
         q: Any = 1.0,
+        layers: State | None = None,
         observed: Observed | None = None,
         draw: Draw | None = None,
     ) -> tuple[Array, State]:
@@ -401,6 +429,8 @@ class UncertainWeightsRule(Rule):
             state: From `init` or the last `update`.
             theta: Means of the weights.
             q: Relative share of signal of this layer, from `signal_shares` over the states of all.
+            layers: The sums `SUMS` in the states of all layers, each as one array; None if this is
+                the only layer.
             observed: Statistics of the batch.
             draw: Needed for ``noise`` and ``reset``.
         """
@@ -409,29 +439,73 @@ class UncertainWeightsRule(Rule):
         seen = Observed(self.batch_size) if observed is None else observed
         if seen.batch_size is None:
             raise ValueError(f"{BATCH_UNKNOWN}: give the rule batch_size=..., or pass observed.")
-        move, kept, sums = self.move(xp.astype(grad, x.dtype), state, x, q, seen, draw)
-        if sums is not None:
-            t = xp.astype(state["t"], x.dtype)
-            paired = 0 * t + float(seen.squares is None)
-            gain = self.signal_gain(t, paired, seen.batch_size)
-            for name, new in zip(("signal", "scatter"), sums, strict=True):
-                kept[name] = averaged(state[name], new, gain)
+        sums = state if layers is None else layers
+        weights = self.weights(sums["signal"], sums["scatter"], sums["bend"], seen.batch_size)
+        g = xp.astype(grad, x.dtype)
+        move, kept, new = self.move(g, state, x, q, weights, seen, draw)
+        t = xp.astype(state["t"], x.dtype)
+        gain = self.signal_gain(t, self.paired(seen))
+        for name, value in zip(SUMS, new, strict=True):
+            kept[name] = averaged(state[name], value, gain)
         if "age" in state:
             moved, kept["age"] = self.redrawn(x + move, kept, draw)
             move = moved - x
         return xp.astype(move, theta.dtype), {**kept, "t": state["t"] + 1}
 
+    def weights(self, signal: Any, scatter: Any, bend: Any, batch_size: Any) -> tuple[Any, Any]:
+        r"""The weight K of the loss in the belief, and aK, the length of a step in units of v.
+
+        Args:
+            signal: :math:`\sum vg^2` of each layer, averaged over steps.
+            scatter: The part of it that is noise.
+            bend: :math:`\sum vO` of each layer.
+            batch_size: Examples in a batch.
+
+        Examples:
+            >>> import numpy as np
+            >>> rule = UncertainWeightsRule(0.01, k=1.0, curvature="ggn")
+            >>> told = rule.weights(np.array([9.0]), np.array([1.0]), np.array([8.0]), 8)
+            >>> [float(x) for x in told]  # 8 observations; a step for them informs 8 directions
+            [7200.0, 8.0]
+            >>> scaled = rule.weights(np.array([900.0]), np.array([100.0]), np.array([80.0]), 8)
+            >>> [float(x) for x in scaled]  # ten times the loss has a tenth of the weight
+            [720.0, 0.8]
+        """
+        information = _total(bend)
+        E = batch_size
+        if self.curvature == "ggn":
+            noise = _total(clipped(scatter, LEAST_SHARE * signal, math.inf))
+            E = information / (noise if known(noise) and noise > 0 else positive_or_one(noise))
+            E = clipped(E * (noise > 0), *EVIDENCE)
+        dt = self.dt if known(self.dt) else array_namespace(self.dt).reshape(self.dt, ())
+        rate = clipped(dt, LEAST_RATE, math.inf)
+        length = self.k * E
+        return length * (1 + length * information / batch_size) / rate, length * (dt / rate)
+
+    def paired(self, seen: Observed) -> Any:
+        """1 if noise is told by pairs of gradients, as squares of the examples do not tell it."""
+        if seen.squares is None:
+            return 1.0
+        return (seen.batch_size <= 1) * 1.0
+
     def move(
-        self, g: Array, state: State, x: Array, q: Any, seen: Observed, draw: Draw | None = None
-    ) -> tuple[Array, State, tuple[Array, Array] | None]:
-        """The step, the state but for its averages of signal, and the sums that these average."""
+        self,
+        g: Array,
+        state: State,
+        x: Array,
+        q: Any,
+        weights: tuple[Any, Any],
+        seen: Observed,
+        draw: Draw | None = None,
+    ) -> tuple[Array, State, tuple[Array, Array, Array]]:
+        """The step, the state but for its averages of sums, and the sums that these average."""
         xp = array_namespace(x)
         B = seen.batch_size
-        K, v0, mean = self.k * B, state["prior_variance"], state["prior_mean"]
+        (K, length), v0, mean = weights, state["prior_variance"], state["prior_mean"]
         average = state.get("average")
         H = state["curvature"]
         target = B * g * g if seen.curvature is None else seen.curvature
-        H = H + self.curvature_rate * slowed(self.inertia) * (target - H)
+        H = H + self.curvature_gain(xp.astype(state["t"], x.dtype)) * (target - H)
         H = xp.where(H < MOST_CURVATURE, H, MOST_CURVATURE)
         c = K / q**2 + 0 * state["weight"]
         s = c * H + 1 / v0
@@ -439,7 +513,6 @@ class UncertainWeightsRule(Rule):
         if self.averages and average is not None:
             m = average + self.gain(xp.astype(state["t"], x.dtype), q) * (g - average)
         force = m + self.pull / (K * v0) * (x - mean)
-        length = self.dt * K
         if present(self.inertia):
             bend = c * H / s
             f = slowed(self.inertia * bend)
@@ -459,20 +532,18 @@ class UncertainWeightsRule(Rule):
         kept["prior_mean"] = mean + follow - self.return_rate * (mean - state["start"])
         if average is not None:
             kept["average"] = m
-        return move, kept, _signal_sums(g, s, average, seen) if self.balance else None
+        return move, kept, self._sums(g, s, average, seen)
 
-    def doubt(self, batch_size: Any, weights: int) -> str:
-        """A warning if batches of one example leave most of the weights to the prior, or none."""
-        if not all(map(known, (batch_size, self.k, self.pull))) or batch_size != 1:
-            return ""
-        if not self.pull or self.k >= weights:
-            return ""
-        return (
-            f"Batches of one example: the belief about {weights} weights rests on k = {self.k:.6g} "
-            "examples, so the pull towards the prior's mean holds most weights near their start. "
-            f"Use pull=0, or a k of about the examples of one task (16 * {self.k:.6g} is as strict "
-            "as batches of 16)."
-        )
+    def _sums(
+        self, g: Array, s: Array, average: Array | None, seen: Observed
+    ) -> tuple[Array, Array, Array]:
+        xp = array_namespace(g)
+        signal = xp.sum(g / s * g)
+        agreed = 0 * signal if average is None else xp.sum(g / s * average)
+        squares = None if seen.squares is None else xp.sum(seen.squares / s)
+        noise = scatter_of(signal, agreed, squares, seen.batch_size)
+        bend = seen.batch_size * signal if seen.curvature is None else xp.sum(seen.curvature / s)
+        return signal, noise, bend
 
     def gain(self, t: Any, q: Any) -> Any:
         r"""Gain a of the average gradient after t steps: :math:`(1-\mathrm{momentum})q`, at most 1.
@@ -485,6 +556,11 @@ class UncertainWeightsRule(Rule):
         a = clipped((1 - self.momentum) * q + 0 * t, 1 / (t + 1), 1.0)
         return a if known(self.momentum) else array_namespace(a).where(self.momentum > 0, a, 1.0)
 
+    def curvature_gain(self, t: Any) -> Any:
+        """Gain of the average curvature after t steps: a plain mean of the first ones."""
+        gain = clipped(1 / (t + 1), self.curvature_rate, 1.0)
+        return gain * slowed(self.inertia) if present(self.inertia) else gain
+
     def prior_gain(self, batch_size: Any) -> Any:
         r"""Gain of the prior's mean, :math:`\min(1, \mathrm{prior\_rate}\sqrt B)`.
 
@@ -492,14 +568,10 @@ class UncertainWeightsRule(Rule):
         """
         return clipped(self.prior_rate * batch_size**0.5, 0.0, 1.0)
 
-    def signal_gain(self, t: Any, paired: Any, batch_size: Any) -> Any:
-        """Gain of the averages behind q after t steps; ``paired`` is 1 without squares of examples.
-
-        A pair needs a gradient before it, and squares of one example say nothing about noise.
-        """
+    def signal_gain(self, t: Any, paired: Any) -> Any:
+        """Gain of the averages of sums after t steps; a pair needs a gradient before it."""
         times = t + 1 - paired
-        usable = (times >= 1) & ((paired > 0) | (batch_size > 1))
-        return clipped(1 / clipped(times, 1.0, math.inf), self.signal_rate, 1.0) * usable
+        return clipped(1 / clipped(times, 1.0, math.inf), self.signal_rate, 1.0) * (times >= 1)
 
     def redrawn(self, x: Array, state: State, draw: Draw | None) -> tuple[Array, Array]:
         """Weights with the free rows drawn anew from the prior, and the age of each row."""
@@ -519,6 +591,8 @@ class UncertainWeightsRule(Rule):
             f"- loss: a quadratic near mu, with curvature from {self.curvature!r}",
             f"- discount: strong; inertia eta/gamma^2 = {self.inertia:.6g}",
             "- metric: that of Fisher, 1/v for the mean and 1/(2 v^2) for the variance",
+            f"- observations: each counts {self.k:.6g} times, and is remembered for about "
+            f"{1 / self.dt if self.dt else math.inf:.3g} steps",
             "Not in the theory: the balance of layers; steps within one standard deviation.",
         ]
         return "\n".join(lines)
@@ -554,30 +628,39 @@ def signal_shares(signal: Array, scatter: Array) -> Array:
     return xp.where(measured, xp.exp(logs - mean), 1.0)
 
 
-def _signal_sums(
-    g: Array, s: Array, average: Array | None, seen: Observed
-) -> tuple[Array, Array] | None:
-    r""":math:`\sum v g^2` and the part of it that is noise."""
-    xp = array_namespace(g)
-    other = seen.squares if seen.squares is not None else average
-    if other is None:
-        return None
-    weighed = g / s
-    signal = xp.sum(weighed * g)
-    total = xp.sum(weighed * other) if seen.squares is None else xp.sum(other / s)
-    return signal, scatter_of(signal, total, seen.squares is None, seen.batch_size)
+def prior_variance_of(shape: tuple[int, ...], *, last: bool = False) -> float:
+    """Variance that keeps the size of signals through layers with ReLU: 2 over a unit's inputs.
+
+    Units are along the first axis, as in PyTorch, or along the ``last``, as in Flax. It is 1 for
+    what is no matrix.
+
+    Examples:
+        >>> prior_variance_of((50, 20)), prior_variance_of((8, 4, 5, 5)), prior_variance_of((50,))
+        (0.1, 0.02, 1.0)
+        >>> prior_variance_of((20, 50), last=True)
+        0.1
+    """
+    inputs = math.prod(shape[:-1] if last else shape[1:])
+    return 2 / inputs if len(shape) > 1 and inputs else 1.0
 
 
-def scatter_of(signal: Any, other: Any, paired: bool, batch_size: Any) -> Any:
+def scatter_of(signal: Any, agreed: Any, squares: Any, batch_size: Any) -> Any:
     r"""The noise in a sum :math:`\sum v g^2`.
 
-    With squares Q of the examples it is :math:`\sum v(Q-g^2)/(B-1)`, where ``other`` is
-    :math:`\sum vQ`. If ``paired``, other is :math:`\sum v\,g_tm_{t-1}` with the average m of the
-    earlier gradients, whose noise is independent: that sum is signal alone.
+    With squares Q of several examples it is :math:`\sum v(Q-g^2)/(B-1)`, where ``squares`` is
+    :math:`\sum vQ`. Else it is what does not agree with the average m of earlier gradients, whose
+    noise is independent: ``agreed`` is :math:`\sum v\,g_tm_{t-1}`, signal alone.
     """
-    if paired:
-        return signal - other
-    return (other - signal) / clipped(batch_size - 1, 1, math.inf)
+    if squares is None:
+        return signal - agreed
+    several = (squares - signal) / clipped(batch_size - 1, 1, math.inf)
+    if known(batch_size):
+        return several if batch_size > 1 else signal - agreed
+    return array_namespace(signal).where(batch_size > 1, several, signal - agreed)
+
+
+def _total(values: Any) -> Any:
+    return values if known(values) else array_namespace(values).sum(values)
 
 
 def averaged(old: Any, new: Any, gain: Any) -> Any:

@@ -1,4 +1,4 @@
-r"""Optimizers that people use, as settings of one family.
+r"""Common optimizers as settings of one family.
 
 Each name here is a function that returns a `Rule` equal, step for step, to the reference
 implementation; its ``assumptions`` say what a learner must believe for it to be optimal.
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 class Member(Generic[P]):
-    """A named setting of the family: call it for the rule, read `assumptions` for what it says.
+    """A named setting of the family: call it for the rule, read its `assumptions`.
 
     Examples:
         >>> Lion, Lion(lr=1e-4).name
@@ -84,7 +84,7 @@ def SGD(lr: float = 1e-3, *, momentum: float = 0.0, nesterov: bool = False) -> B
 
 @Member
 def RMSprop(lr: float = 1e-2, *, alpha: float = 0.99, eps: float = 1e-8) -> BeliefFamily:
-    """The ballistic step from the last gradient alone (`torch.optim.RMSprop`)."""
+    """The ballistic step from the last gradient (`torch.optim.RMSprop`)."""
     return BeliefRule.practical(lr, betas=(0.0, alpha), eps=eps, diffuse=False)
 
 
@@ -107,7 +107,7 @@ def AdamW(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
 ) -> BeliefFamily:
-    """Adam whose weights drift to zero by themselves (`torch.optim.AdamW`).
+    """Adam with decay of the weights as a drift (`torch.optim.AdamW`).
 
     Examples:
         >>> print(AdamW(weight_decay=0.1).assumptions.splitlines()[-2])

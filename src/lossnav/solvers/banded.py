@@ -2,7 +2,7 @@
 
 The Hessian of a discretised J is a sum of blocks, one for each element of time, and neighbouring
 elements share a point. It is positive definite exactly when J is convex there, which the Cholesky
-factor tests. Where J is not convex, `Lift` says how much curvature to add to the loss.
+factor tests. Where J is not convex, `Lift` chooses the curvature to add to the loss.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Lift:
 
     Adding the running cost's dip, its most negative curvature, makes J convex. A quarter of the dip
     is tried first, then all of it. After a success, the next attempt starts at a quarter of the
-    amount used, and then at zero. Where little is left to gain (``gentle``), much smaller amounts
-    are tried before: J may be nearly flat, as in the time at which a path leaves a rest, and a
-    large amount would make the way along its floor long.
+    amount used, and then at zero. If a step gains little (``gentle``), much smaller amounts are
+    tried before: along a nearly flat valley of J, a large amount would make steps short.
     """
 
     def __init__(self) -> None:
@@ -81,7 +80,7 @@ class SparseBlocks:
     """The matrix of each element, where few pairs of coordinates are coupled.
 
     Attributes:
-        entries: For each pair of coordinates, and each element, what couples its points
+        entries: The block of each pair of coordinates in each element
             ``(pairs, E, p + 1, p + 1)``.
         pairs: The pairs (i, j), i <= j; for (j, i), the entries are transposed.
         dim: The number of coordinates.
@@ -95,7 +94,7 @@ class SparseBlocks:
         return replace(self, entries=np.abs(self.entries))
 
     def raised(self, diagonal: FloatArray) -> SparseBlocks:
-        """With ``diagonal`` ``(E, p + 1)`` added, in all coordinates alike."""
+        """With ``diagonal`` ``(E, p + 1)`` added in each coordinate."""
         entries = self.entries.copy()
         own = np.flatnonzero(self.pairs[0] == self.pairs[1])
         np.einsum("keii->kei", entries)[own] += diagonal
@@ -118,7 +117,7 @@ class SparseBlocks:
         return np.asarray(parts.reshape(-1, count) @ spread).reshape(local.shape)
 
     def solve(self, side: FloatArray, free: slice) -> FloatArray:
-        """Solve for the free points, numbered coordinate by coordinate: a narrow band."""
+        """Solve for the free points; numbered coordinate by coordinate, the band is narrow."""
         (rows, cols), (_, count, n) = self.pairs, self.entries.shape[:3]
         p, place = n - 1, reach(self.dim, self.pairs)[0]
         along = np.zeros((len(rows), count * p + 1, 2 * p + 1))  # a point's links to its neighbours
@@ -131,7 +130,7 @@ class SparseBlocks:
             along[:, a : a + (count - 1) * p + 1 : p, b - a + p] += entries[:, :, a, b]
         first, last, _ = free.indices(len(side))
         along, points = along[:, first:last], last - first
-        for d in range(1, p + 1):  # the given points do not move
+        for d in range(1, p + 1):  # the fixed points do not move
             along[:, :d, p - d] = 0.0
             along[:, max(points - d, 0) :, p + d] = 0.0
         low, gap = np.minimum(place[rows], place[cols]), np.abs(place[rows] - place[cols])
@@ -155,7 +154,7 @@ Blocks = FloatArray | SparseBlocks
 
 
 def reach(dim: int, pairs: Pairs) -> tuple[np.ndarray, int]:
-    """An order of the coordinates in which coupled ones are near, and their largest distance."""
+    """An order of the coordinates with a small bandwidth (Cuthill-McKee), and that bandwidth."""
     rows, cols = pairs
     graph = sparse.csr_array((np.ones(len(rows)), (rows, cols)), (dim, dim))
     place = np.empty(dim, dtype=int)
@@ -167,8 +166,8 @@ def reach(dim: int, pairs: Pairs) -> tuple[np.ndarray, int]:
 def _places(size: int, dim: int) -> tuple[np.ndarray, ...]:
     """Positions of the lower half of an element's matrix in it and in the band.
 
-    First of the columns of all points but the last; then of the last point's own block, which goes
-    to the band of the next element.
+    First the columns of all points but the last; then the last point's diagonal block, which is
+    added to the band of the next element.
     """
     row, col = np.tril_indices(size)
     inner = col < size - dim
@@ -194,7 +193,7 @@ def _banded(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
 
 
 def _solve_band(columns: FloatArray, side: FloatArray) -> FloatArray:
-    """Solve with a matrix whose lower band is given column by column; overwrites the band."""
+    """Solve with a matrix given by the columns of its lower band, which is overwritten."""
     factor, failed = lapack.dpbtrf(columns.T, lower=1, overwrite_ab=1)
     if failed:
         raise linalg.LinAlgError("The matrix is not positive definite: J is not convex here.")
@@ -268,11 +267,11 @@ def _chain(blocks: FloatArray, side: FloatArray, free: slice) -> FloatArray:
 
 
 class Band:
-    """A chain of ``count`` points whose blocks have zeros in known places, as a band.
+    """A block tridiagonal matrix of ``count`` points with sparse blocks, stored as a band.
 
-    ``pairs`` are the coordinates ``(i, j)``, i <= j, that a point's own block couples, ``links``
-    those of a point and the next one. The unknowns are numbered point by point, or coordinate by
-    coordinate where that gives the narrower band: with few points of many coordinates.
+    ``pairs`` are the nonzero entries ``(i, j)``, i <= j, of the diagonal blocks, ``links`` those of
+    the blocks beside them. The unknowns are numbered point by point, or coordinate by coordinate
+    if that gives the narrower band (few points of many coordinates).
     """
 
     def __init__(self, count: int, dim: int, pairs: Pairs, links: Pairs) -> None:
@@ -291,7 +290,7 @@ class Band:
         self.from_later = (links[1][self.sooner], gap[self.sooner])
 
     def solve(self, own: FloatArray, link: FloatArray, side: FloatArray) -> FloatArray:
-        """Solve for all points, from the entries at the pairs and at the links of each."""
+        """Solve for all points, from the entries at ``pairs`` and at ``links``."""
         depth = self.width + 1
         band = np.zeros((side.size, depth))
         if self.by_point:

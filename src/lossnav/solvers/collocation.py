@@ -69,8 +69,8 @@ class Collocation(Method):
         status = Status.ITERATIONS
         try:
             for guess in bvp.guesses(self.nodes):
-                found = bvp.solve(guess, problem.tol, self.max_nodes)
-                best = found if best is None or _rank(found) < _rank(best) else best
+                solution = bvp.solve(guess, problem.tol, self.max_nodes)
+                best = solution if best is None or _rank(solution) < _rank(best) else best
                 if best.success and bvp.is_minimum(best):
                     status = Status.CONVERGED
                     break
@@ -88,17 +88,17 @@ class Collocation(Method):
         return bvp.trajectory(best, status, problem.tol)
 
 
-def _rank(found: Any) -> tuple[bool, float]:
+def _rank(solution: Any) -> tuple[bool, float]:
     """Solutions before failures, and failures by their residual."""
-    residual = float(found.rms_residuals.max())
-    return not found.success, residual if math.isfinite(residual) else math.inf
+    residual = float(solution.rms_residuals.max())
+    return not solution.success, residual if math.isfinite(residual) else math.inf
 
 
 def _boundary_problem(problem: PathProblem) -> _BoundaryProblem:
     system, theta0 = _System(problem.objective), problem.theta0
     if math.isfinite(problem.horizon):
         return _BoundaryProblem(system, theta0, problem.horizon, problem.end, None)
-    policy = _approached(problem.objective, theta0, problem.end)
+    policy = _end_policy(problem.objective, theta0, problem.end)
     slow = float(-linalg.eigvals(policy.K).real.max())
     # The policy is wrong to second order in the remaining distance, and so is the path.
     horizon = (math.log(1 / problem.tol) / 2 + 3) / slow
@@ -142,7 +142,7 @@ class _System:
         return result
 
 
-def _approached(objective: Objective, theta0: FloatArray, end: FloatArray | None) -> Feedback:
+def _end_policy(objective: Objective, theta0: FloatArray, end: FloatArray | None) -> Feedback:
     """The optimal policy near the point of rest at ``end``, or near where descent leads."""
     from scipy.optimize import minimize
 
@@ -202,13 +202,13 @@ class _BoundaryProblem:
             # A shorter horizon is easier; the policy continues its path.
             short = replace(self, horizon=self.horizon / 2)
             for guess in short.guesses(nodes):
-                found = short.solve(guess, 1e-6, 20 * nodes)
-                if found.success:
-                    t = np.append(found.x, np.linspace(short.horizon, self.horizon, nodes)[1:])
-                    last = found.y[: self.system.dim, -1]
-                    later = last + self.policy.displacement(last, t[len(found.x) :] - short.horizon)
+                half = short.solve(guess, 1e-6, 20 * nodes)
+                if half.success:
+                    t = np.append(half.x, np.linspace(short.horizon, self.horizon, nodes)[1:])
+                    last = half.y[: self.system.dim, -1]
+                    later = last + self.policy.displacement(last, t[len(half.x) :] - short.horizon)
                     more = np.vstack([later.T, self.policy.velocity(later).T])
-                    yield t, np.hstack([found.y, more])
+                    yield t, np.hstack([half.y, more])
                     break
 
     def solve(self, guess: tuple[FloatArray, FloatArray], tol: float, max_nodes: int) -> Any:
@@ -217,11 +217,11 @@ class _BoundaryProblem:
         system, dim = self.system, self.system.dim
 
         def ends(first: FloatArray, last: FloatArray) -> FloatArray:
-            return np.concatenate([first[:dim] - self.theta0, self._far(last)[0]])
+            return np.concatenate([first[:dim] - self.theta0, self._end_condition(last)[0]])
 
         def end_slopes(first: FloatArray, last: FloatArray) -> tuple[FloatArray, FloatArray]:
             near, far = np.zeros((2, 2 * dim, 2 * dim))
-            near[:dim, :dim], far[dim:] = np.eye(dim), np.hstack(self._far(last)[1:])
+            near[:dim, :dim], far[dim:] = np.eye(dim), np.hstack(self._end_condition(last)[1:])
             return near, far
 
         jacobians = {"fun_jac": system.slopes, "bc_jac": end_slopes}
@@ -230,7 +230,7 @@ class _BoundaryProblem:
                 system.flow, ends, *guess, **jacobians, tol=max(tol, 1e-12), max_nodes=max_nodes
             )
 
-    def _far(self, last: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _end_condition(self, last: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The condition at the far end, and its slopes in the point and in the velocity."""
         (theta, v), objective = np.split(last, 2), self.system.objective
         unit, zero = np.eye(len(v)), np.zeros((len(v), len(v)))
@@ -242,16 +242,16 @@ class _BoundaryProblem:
         excess = v - objective.drift_at(theta)
         if objective.terminal is None:
             return excess, slope, unit
-        _, push, bend = objective.terminal.jet(theta)
+        _, slope_end, bend = objective.terminal.jet(theta)
         G = objective.metric_at(theta) / objective.eta  # d l/dv + d Phi/d theta = 0
         turn = 0.0
         if objective.metric is not None:
             turn = np.einsum("ija,j->ia", objective.metric.jet(theta, 1)[1], excess)
-        return G @ excess + push, G @ slope + turn / objective.eta + bend, G
+        return G @ excess + slope_end, G @ slope + turn / objective.eta + bend, G
 
-    def is_minimum(self, found: Any) -> bool:
+    def is_minimum(self, solution: Any) -> bool:
         """Whether J is convex around the path, on a fine grid of times."""
-        if not np.isfinite(found.y).all():
+        if not np.isfinite(solution.y).all():
             return False
         objective, gamma = self.system.objective, self.system.objective.gamma
         # Beyond 30/gamma the discount is below rounding.
@@ -259,7 +259,7 @@ class _BoundaryProblem:
         steps = 400
         plan = Discrete(objective, steps, span / steps, "midpoint")
         fixed = self.policy is not None or self.end is not None
-        blocks = plan.jet(found.sol(plan.t)[: self.system.dim].T, 2)[2]
+        blocks = plan.jet(solution.sol(plan.t)[: self.system.dim].T, 2)[2]
         scale = 1 / np.sqrt(objective.discount_at(plan.t))
         pairs = np.repeat(np.stack([scale[:-1], scale[1:]], 1), self.system.dim, axis=1)
         blocks = blocks * pairs[:, :, None] * pairs[:, None, :]
@@ -270,48 +270,48 @@ class _BoundaryProblem:
             return False
         return True
 
-    def trajectory(self, found: Any, status: Status, tol: float) -> Trajectory:
+    def trajectory(self, solution: Any, status: Status, tol: float) -> Trajectory:
         dim, policy = self.system.dim, self.policy
-        theta, velocity = found.y[:dim].T, found.y[dim:].T
+        theta, velocity = solution.y[:dim].T, solution.y[dim:].T
         last = theta[-1]
         later = None if policy is None else lambda t: last + policy.displacement(last, t)
         return Trajectory.along(
             self.system.objective,
-            found.x,
+            solution.x,
             theta,
             velocity,
-            J=self._cost(found),
+            J=self._cost(solution),
             status=status,
-            error=self._error(found, tol),
+            error=self._error(solution, tol),
             end=last if policy is None else policy.end,
             rest=0.0 if policy is None else policy.rest,
             interpolate=within(
-                self.horizon, lambda t: np.moveaxis(found.sol(t)[:dim], 0, -1), later
+                self.horizon, lambda t: np.moveaxis(solution.sol(t)[:dim], 0, -1), later
             ),
         )
 
-    def _cost(self, found: Any) -> float:
+    def _cost(self, solution: Any) -> float:
         objective, dim, policy = self.system.objective, self.system.dim, self.policy
         rest = 0.0 if policy is None else policy.rest
         total = path_cost(
-            objective, found.x, lambda t: tuple(np.split(found.sol(t).T, 2, axis=1)), rest, 5
+            objective, solution.x, lambda t: tuple(np.split(solution.sol(t).T, 2, axis=1)), rest, 5
         )
-        last = found.y[:dim, -1]
+        last = solution.y[:dim, -1]
         if policy is not None:
             total += float(objective.discount_at(self.horizon) * policy.value(last))
         return total + float(sum(objective.terminal_jet(last, self.horizon, 0)))
 
-    def _error(self, found: Any, tol: float) -> float:
+    def _error(self, solution: Any, tol: float) -> float:
         dim = self.system.dim
-        v = found.y[dim:, 0]
-        keep = np.unique(np.append(np.arange(0, len(found.x), 2), len(found.x) - 1))
-        if len(keep) < 3 or not np.isfinite(found.y).all():
+        v = solution.y[dim:, 0]
+        keep = np.unique(np.append(np.arange(0, len(solution.x), 2), len(solution.x) - 1))
+        if len(keep) < 3 or not np.isfinite(solution.y).all():
             return math.inf
-        coarse = self.solve((found.x[keep], found.y[:, keep]), tol, len(keep))
+        coarse = self.solve((solution.x[keep], solution.y[:, keep]), tol, len(keep))
         gap = linalg.norm(coarse.y[dim:, 0] - v) / 15
         if self.policy is not None:  # the policy at the far end is a linear approximation
             gap += tol * linalg.norm(v)
-        residual = float(found.rms_residuals.max())
-        size = max(linalg.norm(v), 1e-12 * float(np.abs(found.y[dim:]).max()), 1e-300)
+        residual = float(solution.rms_residuals.max())
+        size = max(linalg.norm(v), 1e-12 * float(np.abs(solution.y[dim:]).max()), 1e-300)
         error = max(gap / size, residual if residual > tol else 0.0, 1e-15)
         return float(error) if math.isfinite(error) else math.inf

@@ -66,8 +66,8 @@ def velocity_gain(h: Array, *, eta: float, k: float, gamma: float) -> Array:
         array([1.e-06])
     """
     xp = array_namespace(h)
-    known, divisor = _divisor(h, eta, k, gamma)
-    return xp.where(known, eta * k / divisor, xp.full_like(divisor, math.inf))
+    positive, divisor = _divisor(h, eta, k, gamma)
+    return xp.where(positive, eta * k / divisor, xp.full_like(divisor, math.inf))
 
 
 def _divisor(h: Array, eta: float, k: float, gamma: float) -> tuple[Array, Array]:
@@ -133,15 +133,15 @@ def horizon_gain(h: Array, *, eta: float, k: float, gamma: float, dt: Any, left:
     s = xp.sqrt(gamma**2 / 4 + eta * k * h)
     short = 2 * s * left <= 0.5
     # A few Gauss points where the two terms of the closed form would cancel.
-    swept = xp.zeros_like(h)
+    total = xp.zeros_like(h)
     for node, weight in zip(*np.polynomial.legendre.leggauss(6), strict=True):
         t = dt * float(node + 1) / 2
-        swept = swept + dt * float(weight / 2) * xp.exp(-rate * t) * effective_time(2 * s, left - t)
+        total = total + dt * float(weight / 2) * xp.exp(-rate * t) * effective_time(2 * s, left - t)
     fast = s + gamma / 2
     late = xp.exp(fast * dt - 2 * s * left) * effective_time(fast, dt)
     closed = (effective_time(rate, dt) - late) / xp.where(short, xp.ones_like(s), 2 * s)
     whole = 1 - rate * effective_time(2 * s, left)
-    return eta * k * xp.where(short, swept, closed) / whole
+    return eta * k * xp.where(short, total, closed) / whole
 
 
 def terminal_gain(h: Array, *, eta: float, k: float, gamma: float, dt: Any, left: Any) -> Array:
@@ -214,7 +214,7 @@ class Curvature(abc.ABC):
 
 
 class Diagonal(Curvature):
-    """Curvature of each coordinate by itself.
+    """A diagonal Hessian.
 
     Examples:
         >>> Diagonal(np.array([1.0, 4.0])).step(np.array([1.0, 1.0]), dt=math.inf)
@@ -333,22 +333,22 @@ class Lanczos(Curvature):
 
 def _orthogonal(xp: Any, v: Array, basis: list[Array]) -> tuple[Array, float]:
     """``v`` without its part along ``basis``, and its length."""
-    after = _length(xp, v)
+    length = _length(xp, v)
     for _ in range(2):  # once more where much cancels, as rounding may leave a part along the basis
-        before = after
+        before = length
         for q in basis:
             v = v - _dot(xp, v, q) * q
-        after = _length(xp, v)
-        if after > 0.7 * before or after == 0:
+        length = _length(xp, v)
+        if length > 0.7 * before or length == 0:
             break
-    return v, after
+    return v, length
 
 
-def _change(history: list[np.ndarray], apart: int = 4) -> float:
-    if len(history) <= apart:
+def _change(history: list[np.ndarray], lag: int = 4) -> float:
+    if len(history) <= lag:
         return math.inf
-    new, old = history[-1], history[-1 - apart]
-    gap = new - np.pad(old, (0, apart))
+    new, old = history[-1], history[-1 - lag]
+    gap = new - np.pad(old, (0, lag))
     return float(np.linalg.norm(gap) / np.linalg.norm(new))
 
 

@@ -23,7 +23,7 @@ from scipy import linalg
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
-from lossnav.solvers.discrete import Discrete, Found, NewtonSystem
+from lossnav.solvers.discrete import Discrete, NewtonSystem, Solution
 from lossnav.solvers.method import Method, PathProblem
 from lossnav.solvers.trajectory import Status, Trajectory, initial_velocity, within
 
@@ -42,8 +42,8 @@ class Direct(Method):
 
     ``status`` describes the minimum on the grid: converged when J can fall by less than ``tol``
     relative. ``error`` describes the true path: the larger of the errors of the initial velocity
-    and of J, from a grid with half the steps, extrapolated by the order of the rule, plus what
-    another Newton step would change.
+    and of J, from a grid with half the steps, extrapolated by the order of the rule, plus the
+    change by another Newton step.
 
     Args:
         steps: Number of equal time steps, two or more.
@@ -98,29 +98,29 @@ class Direct(Method):
         plan = Discrete(problem.objective, self.steps, problem.horizon / self.steps, self.rule)
         system = _Newton(plan, len(theta0), slice(1, self.steps + (stop is None)))
         if self.optimizer == "newton":
-            found = system.minimise(plan.line(theta0, stop), self.iterations, problem.tol)
+            result = system.minimise(plan.line(theta0, stop), self.iterations, problem.tol)
         else:
-            found = self._descend(system, plan.line(theta0, stop), problem.tol)
-        spline = _spline(plan, found.points)
+            result = self._descend(system, plan.line(theta0, stop), problem.tol)
+        spline = _spline(plan, result.points)
         velocity0, error = None, math.inf
-        if math.isfinite(found.J):
-            velocity0 = _velocity0(plan, found.points)
-            error = self._error(system, found, velocity0, problem.tol)
+        if math.isfinite(result.J):
+            velocity0 = _velocity0(plan, result.points)
+            error = self._error(system, result, velocity0, problem.tol)
         return Trajectory.along(
             problem.objective,
             plan.t,
-            found.points,
+            result.points,
             spline(plan.t, 1),
             velocity0,
-            J=found.J,
-            status=found.status,
+            J=result.J,
+            status=result.status,
             error=error,
-            end=found.points[-1],
+            end=result.points[-1],
             interpolate=within(problem.horizon, spline),
         )
 
-    def _descend(self, system: _Newton, points: FloatArray, tol: float) -> Found:
-        """Plain gradient descent, as in App. B."""
+    def _descend(self, system: _Newton, points: FloatArray, tol: float) -> Solution:
+        """Gradient descent, as in App. B."""
         plan, free = system.plan, system.free
         evaluate = _torch_sum(plan) if self.backend == "torch" else lambda x: plan.jet(x, 1)
         _, _, blocks = plan.jet(points, 2)
@@ -148,24 +148,24 @@ class Direct(Method):
                 points[free] -= self.rate * slope[free]
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-        return Found(best, least, status)
+        return Solution(best, least, status)
 
-    def _error(self, system: _Newton, found: Found, velocity0: FloatArray, tol: float) -> float:
-        plan, theta, half = system.plan, found.points, self.steps // 2
+    def _error(self, system: _Newton, result: Solution, velocity0: FloatArray, tol: float) -> float:
+        plan, theta, half = system.plan, result.points, self.steps // 2
         coarse = replace(plan, steps=half, dt=plan.dt * plan.steps / half)
         guess = _spline(plan, theta)(np.minimum(coarse.t, plan.t[-1]))
         free = slice(1, half + system.free.stop - self.steps)
-        other = _Newton(coarse, theta.shape[1], free).minimise(guess, 200, tol)
+        coarse_result = _Newton(coarse, theta.shape[1], free).minimise(guess, 200, tol)
         gain, moved = system.gain(theta)
-        if not math.isfinite(other.J) or not np.isfinite(moved).all():
+        if not math.isfinite(coarse_result.J) or not np.isfinite(moved).all():
             return math.inf
-        grids = linalg.norm(_velocity0(coarse, other.points) - velocity0)
+        grids = linalg.norm(_velocity0(coarse, coarse_result.points) - velocity0)
         unfinished = linalg.norm(_velocity0(plan, moved) - velocity0)
         speed = float(np.abs(np.diff(theta, axis=0)).max() / plan.dt)
         size = max(linalg.norm(velocity0), 1e-12 * speed)
-        more = (self.steps / half) ** _ORDER[self.rule] - 1
-        gap = float(grids / more + unfinished)
-        cost = (abs(other.J - found.J) / more + gain) / max(abs(found.J), 1e-300)
+        ratio = (self.steps / half) ** _ORDER[self.rule] - 1
+        gap = float(grids / ratio + unfinished)
+        cost = (abs(coarse_result.J - result.J) / ratio + gain) / max(abs(result.J), 1e-300)
         return max(gap / size if size > 0 else gap, cost)
 
 
@@ -173,7 +173,7 @@ class _Newton(NewtonSystem):
     """Newton's method with the Hessian lifted as little as makes it positive definite."""
 
     def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
-        # A multiple of the discount lifts early and late points alike.
+        # In proportion to the discount, so that early and late points get the same curvature.
         discount = self.plan.objective.discount_at(self.plan.t[:-1])
         unit = discount[:, None, None] * np.eye(hessian.shape[1])
         return self.solve_dense(hessian + shift * unit, side)
@@ -189,19 +189,19 @@ class _Newton(NewtonSystem):
 
 
 def _spline(plan: Discrete, points: FloatArray) -> Any:
-    """A cubic through the points, two orders better than they are."""
+    """A cubic spline through the points, two orders more accurate than they are."""
     from scipy.interpolate import make_interp_spline
 
     return make_interp_spline(plan.t, points, k=min(3, plan.steps))
 
 
 def _velocity0(plan: Discrete, points: FloatArray) -> FloatArray:
-    """The initial velocity from the slope of J in the start, which is minus the momentum."""
+    """The initial velocity from dJ/dtheta_0, which is minus the momentum."""
     return initial_velocity(plan.objective, points[0], plan.jet(points, 1)[1][0])
 
 
 def _torch_sum(plan: Discrete) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """J and its gradient by automatic differentiation of the sum itself."""
+    """J and its gradient by automatic differentiation of the sum."""
     try:
         import torch
     except ImportError:
@@ -246,12 +246,12 @@ def _torch_part(part: Any, objective: Objective) -> Any:
     entries = np.array(
         part.expression(symbols) if isinstance(part, Loss) else part.entries(symbols), dtype=object
     )
-    known = {name: exact(value) for name, value in getattr(part, "constants", {}).items()}
-    wanted = []
+    constants = {name: exact(value) for name, value in getattr(part, "constants", {}).items()}
+    formulas = []
     for entry in entries.ravel():
-        letters = {s: known[s.name] for s in entry.free_symbols if s.name in known}
-        wanted.append(entry.xreplace(letters).evalf(17))
-    routine = sympy.lambdify(symbols, wanted, modules=[torch])
+        letters = {s: constants[s.name] for s in entry.free_symbols if s.name in constants}
+        formulas.append(entry.xreplace(letters).evalf(17))
+    routine = sympy.lambdify(symbols, formulas, modules=[torch])
 
     def batch(x: Any) -> Any:
         columns = routine(*x.unbind(-1))

@@ -128,8 +128,8 @@ class Discrete:
         points = self.line(start, None if end is None else checks.point("end", end, len(start)))
         if guess is not None:
             points[1:-1] = checks.finite_array("guess", guess, ndim=2)[1:-1]
-        found = self.system(len(start), end is None).minimise(points, iterations)
-        return found.points, found.J
+        result = self.system(len(start), end is None).minimise(points, iterations)
+        return result.points, result.J
 
     def line(self, start: FloatArray, end: FloatArray | None) -> FloatArray:
         """Points ``(K + 1, D)`` on a straight line to ``end``, or at rest without one."""
@@ -139,7 +139,7 @@ class Discrete:
     def system(self, dim: int, is_free: bool) -> NewtonSystem:
         """Newton's equations for paths from a fixed start to a free or a fixed end."""
         free = slice(1, self.steps + int(is_free))
-        return (_Sparse if is_plain(self.objective) else NewtonSystem)(self, dim, free)
+        return (_SparseNewton if is_plain(self.objective) else NewtonSystem)(self, dim, free)
 
     def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
         """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""
@@ -170,11 +170,11 @@ class Discrete:
     ) -> tuple[FloatArray, FloatArray]:
         """J and its gradient without drift, with a constant metric; from the loss at `_sampled`."""
         step, metric = points[1:] - points[:-1], self.objective.metric
-        push = self._kinetic * (step if metric is None else step @ metric(points[0]))
-        cost = np.asarray(np.vdot(step, push) / 2 + np.vdot(self._potential, loss[0]))
-        pull, slope = self._potential * loss[1], np.zeros_like(points)
-        slope[:-1] = (1 - self.late) * pull - push
-        slope[1:] += self.late * pull + push
+        momentum = self._kinetic * (step if metric is None else step @ metric(points[0]))
+        cost = np.asarray(np.vdot(step, momentum) / 2 + np.vdot(self._potential, loss[0]))
+        loss_slope, slope = self._potential * loss[1], np.zeros_like(points)
+        slope[:-1] = (1 - self.late) * loss_slope - momentum
+        slope[1:] += self.late * loss_slope + momentum
         return cost, slope
 
     def _sampled(self, points: FloatArray) -> FloatArray:
@@ -182,7 +182,7 @@ class Discrete:
         return points[:-1] + self.late * np.diff(points, axis=0) if self.late else points[:-1]
 
     def _dip(self, points: FloatArray) -> float:
-        """How far the running cost curves down along the path."""
+        """Minus the most negative curvature of the running cost on the path, or zero."""
         velocity = np.diff(points, axis=0) / self.dt
         return float(dips(self.objective, self._sampled(points), velocity, self._times).max())
 
@@ -202,7 +202,7 @@ class Discrete:
 
     @cached_property
     def _times(self) -> FloatArray:
-        """When the cost of each step is evaluated ``(K,)``."""
+        """Times at which the cost of each step is evaluated ``(K,)``."""
         return self.t[:-1] + self.late * self.dt
 
     @cached_property
@@ -211,12 +211,12 @@ class Discrete:
 
     @cached_property
     def _kinetic(self) -> FloatArray:
-        """Cost of a squared step, in units of half the metric ``(K, 1)``."""
+        """Factor of half the squared length of each step in its cost ``(K, 1)``."""
         return self.weight[:, None] / (self.objective.eta * self.dt**2)
 
 
-class Found(NamedTuple):
-    """The points that a minimiser of the sum arrived at."""
+class Solution(NamedTuple):
+    """The result of minimising the sum."""
 
     points: FloatArray
     J: float
@@ -230,11 +230,11 @@ class NewtonSystem:
         self.plan, self.free, self.lift = plan, free, Lift()
 
     def jet(self, points: FloatArray) -> tuple[Any, ...]:
-        """J, its gradient and its Hessian, in the form that `solve` uses."""
+        """J, its gradient and its Hessian, in the form that `solve` takes."""
         return self.plan.jet(points, 2)
 
     def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
-        """Solve with the Hessian, with the loss curved more by ``shift``."""
+        """Solve with the Hessian, with the curvature ``shift`` added to the loss."""
         late, dim = self.plan.late, side.shape[1]
         ends = np.kron(np.outer([1 - late, late], [1 - late, late]), np.eye(dim))
         return self.solve_dense(hessian + shift * self.plan.weight[:, None, None] * ends, side)
@@ -245,27 +245,27 @@ class NewtonSystem:
         return solve_elements(blocks, right, self.free)[self.free]
 
     def step(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
-        """Newton's step, with the loss curved more where J is not convex."""
-        found = self.lift.solve(
+        """Newton's step, with curvature added to the loss where J is not convex."""
+        step = self.lift.solve(
             lambda amount: self.solve(hessian, side, amount), lambda: self.plan._dip(points)
         )
-        if found is None:
+        if step is None:
             raise linalg.LinAlgError("The Hessian of J is not finite.")
-        return found
+        return step
 
     def gain(self, points: FloatArray) -> tuple[float, FloatArray]:
-        """How much J may still fall, and the points after the Newton step that achieves it."""
+        """The decrease of J that a Newton step predicts, and the points after that step."""
         _, slope, hessian = self.jet(points)
         move, moved = self.step(points, hessian, -slope[self.free]), points.copy()
         moved[self.free] += move
         return -float(np.vdot(move, slope[self.free])), moved
 
-    def minimise(self, points: FloatArray, iterations: int, tol: float | None = None) -> Found:
+    def minimise(self, points: FloatArray, iterations: int, tol: float | None = None) -> Solution:
         """Newton's method from ``points``.
 
-        With ``tol``, the gain that counts as converged, it leaves saddles of J, too.
+        With ``tol``, the relative decrease that counts as converged, it also escapes saddles of J.
         """
-        best = Found(points, math.inf, Status.ITERATIONS)
+        best = Solution(points, math.inf, Status.ITERATIONS)
         try:
             now = self.jet(points)
             for _ in range(iterations):
@@ -280,7 +280,7 @@ class NewtonSystem:
                 if fall <= 1e-15 * abs(cost):
                     if convex or tol is None:
                         return best._replace(status=Status.CONVERGED)
-                    move, fall = self._downwards(points, hessian, side), 0.0
+                    move, fall = self._escape(points, hessian, side), 0.0
                 points, now = self._search(points, move, best.J, fall)
                 if points is best.points:
                     settled = convex and fall <= (tol or 0.0) * abs(cost)
@@ -295,7 +295,7 @@ class NewtonSystem:
     def _search(
         self, points: FloatArray, move: FloatArray, cost: float, fall: float
     ) -> tuple[FloatArray, tuple[Any, ...]]:
-        """The points after a step that lowers J, by halving, and J there; as given if none does."""
+        """The points after backtracking until J falls, and their jet; unmoved if it never does."""
         length = 1.0
         while True:
             new = points.copy()
@@ -308,8 +308,8 @@ class NewtonSystem:
             if length < 1e-10:
                 return points, trial
 
-    def _downwards(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
-        """A direction in which J curves down: inverse iteration on the lifted Hessian."""
+    def _escape(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
+        """A direction of negative curvature of J, by inverse iteration on the lifted Hessian."""
         move, amount = np.random.default_rng(0).normal(size=side.shape), self.lift.amount
         for _ in range(50):
             move = self.solve(hessian, move / linalg.norm(move), amount)
@@ -317,14 +317,14 @@ class NewtonSystem:
         return 0.1 * extent * move / np.abs(move).max()
 
 
-class _Sparse(NewtonSystem):
-    """The same without drift and with a constant metric, which keeps the Hessian's zeros."""
+class _SparseNewton(NewtonSystem):
+    """Newton's equations without drift, with a constant metric; the Hessian stays sparse."""
 
     def __init__(self, plan: Discrete, dim: int, free: slice) -> None:
         super().__init__(plan, dim, free)
         self.loss, metric = plan.objective.loss, plan.objective.metric
         G = np.eye(dim) if metric is None else metric(np.zeros(dim))
-        places = self.loss.bends(dim)
+        places = self.loss.hessian_pattern(dim)
         mask = G != 0
         mask[places] = True
         rows, cols = np.nonzero(np.triu(mask))
@@ -333,29 +333,29 @@ class _Sparse(NewtonSystem):
         self.at = number[places]
         i, j = np.nonzero(mask | mask.T if plan.late else G)
         self.at_link = number[np.minimum(i, j), np.maximum(i, j)]
-        pull = plan._kinetic * G[rows, cols]
+        stiffness = plan._kinetic * G[rows, cols]
         self.own = np.zeros((plan.steps + 1, len(rows)))
-        self.own[:-1] = pull
-        self.own[1:] += pull
+        self.own[:-1] = stiffness
+        self.own[1:] += stiffness
         self.link = -(plan._kinetic * G[i, j])[free.start : free.stop - 1]
         self.diagonal = rows == cols
         self.band = Band(free.stop - free.start, dim, (rows, cols), (i, j))
 
     def jet(self, points: FloatArray) -> tuple[Any, ...]:
-        *loss, bends = self.loss.sparse_jet(self.plan._sampled(points))
-        return *self.plan._plain_jet(points, tuple(loss)), bends
+        *loss, curvature = self.loss.sparse_jet(self.plan._sampled(points))
+        return *self.plan._plain_jet(points, tuple(loss)), curvature
 
     def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
         objective, late = self.plan.objective, self.plan.late
-        bends = np.zeros((self.plan.steps, self.own.shape[1]))
-        bends[:, self.at] = hessian
+        curvature = np.zeros((self.plan.steps, self.own.shape[1]))
+        curvature[:, self.at] = hessian
         if shift:
-            bends += shift / objective.k * self.diagonal
-        bends *= self.plan._potential
+            curvature += shift / objective.k * self.diagonal
+        curvature *= self.plan._potential
         own, link = self.own.copy(), self.link
-        own[:-1] += (1 - late) ** 2 * bends
+        own[:-1] += (1 - late) ** 2 * curvature
         if late:
-            own[1:] += late**2 * bends
-            inner = bends[self.free.start : self.free.stop - 1]
+            own[1:] += late**2 * curvature
+            inner = curvature[self.free.start : self.free.stop - 1]
             link = link + (1 - late) * late * inner[:, self.at_link]
         return self.band.solve(own[self.free], link, side)

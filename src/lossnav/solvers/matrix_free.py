@@ -1,9 +1,8 @@
 r"""MatrixFree: paths through the parameters of a network, with gradients only.
 
-In thousands of dimensions the Hessian of J cannot be formed, but most of it is known: the cost of
-motion couples neighbouring points by the same small tridiagonal matrix in every coordinate. In
-coordinates where that matrix (with a typical curvature added) is the identity, J is well
-conditioned, and L-BFGS needs few gradients for each point.
+In thousands of dimensions the Hessian of J cannot be formed, but its kinetic part is the same small
+tridiagonal matrix in every coordinate. In coordinates where that matrix (with a typical curvature
+added) is the identity, J is well conditioned, and L-BFGS needs few gradients for each point.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from lossnav.solvers.trajectory import Status, Trajectory, initial_velocity, wit
 class MatrixFree(Method):
     """Least J over piecewise linear paths, with gradients of the loss only; for a finite horizon.
 
-    The result is locally optimal. The search starts from gradient descent and never gets worse. It
-    stops when it can gain no more than ``tol``, or far less than the discretisation error of
-    straight pieces; the reported error is the sum of both.
+    The result is locally optimal, and no worse than gradient descent, where the search starts. It
+    stops when the estimated remaining gain is below ``tol`` or far below the discretisation error
+    of straight pieces; the reported error is the sum of both.
 
     Args:
         steps: Number of straight pieces; costs are evaluated in their middles (second order).
@@ -61,7 +60,7 @@ class MatrixFree(Method):
             raise ValueError(
                 "MatrixFree supports no metric and no drift: leave both out, or use Ritz."
             )
-        sums = _Sums(objective, problem.theta0, problem.end, problem.horizon, self.steps)
+        sums = _Preconditioned(objective, problem.theta0, problem.end, problem.horizon, self.steps)
         scaled = sums.whitened(sums.descent())
         last: list[FloatArray] = []  # the last argument, its points and their slope
 
@@ -71,20 +70,20 @@ class MatrixFree(Method):
             last[:] = y.copy(), points, slope
             return value, sums.pulled_back(slope).ravel()
 
-        def enough(intermediate_result: OptimizeResult) -> None:
-            """Stop where another step would gain far less than the straight pieces cost."""
+        def stop_early(intermediate_result: OptimizeResult) -> None:
+            """Stop where another step would gain far less than the discretisation error."""
             if not np.array_equal(intermediate_result.x, last[0]):
                 cost(intermediate_result.x)
-            if sums.gain(last[2]) <= self.settle * sums.excess(last[1]):
+            if sums.gain(last[2]) <= self.settle * sums.discretisation_error(last[1]):
                 raise StopIteration
 
         limits = {"maxiter": self.iterations, "maxcor": self.memory, "ftol": tol / 10, "gtol": 0.0}
         done = minimize(
-            cost, scaled.ravel(), jac=True, method="L-BFGS-B", callback=enough, options=limits
+            cost, scaled.ravel(), jac=True, method="L-BFGS-B", callback=stop_early, options=limits
         )
         points = sums.points(done.x.reshape(scaled.shape))
         value, slope = sums.cost(points)
-        gain, excess = sums.gain(slope), sums.excess(points)
+        gain, excess = sums.gain(slope), sums.discretisation_error(points)
         velocity = np.gradient(points, sums.t, axis=0)
         velocity[0] = initial_velocity(objective, points[0], slope[0])
         settled = done.success or gain <= self.settle * excess
@@ -102,8 +101,8 @@ class MatrixFree(Method):
         )
 
 
-class _Sums:
-    """The midpoint sum of J, and coordinates in which the cost of motion is isotropic."""
+class _Preconditioned:
+    """The midpoint sum of J, and coordinates in which its kinetic part is the identity."""
 
     def __init__(
         self, objective: Objective, theta0: FloatArray, end: FloatArray | None, T: float, steps: int
@@ -122,7 +121,7 @@ class _Sums:
         self.factor = linalg.cholesky_banded(band[:, self.free])  # upper: band = factor' factor
 
     def _typical_curvature(self) -> float:
-        """Curvature along the gradient at the start, by one more gradient; zero if negative."""
+        """Curvature along the gradient at the start, by a difference; zero if negative."""
         g = self.objective.loss.grad(self.theta0)
         size = float(linalg.norm(g))
         if size == 0:
@@ -170,11 +169,11 @@ class _Sums:
         return linalg.solve_banded((1, 0), lower, slope[self.free])
 
     def gain(self, slope: FloatArray) -> float:
-        """What another step would gain."""
+        """The predicted decrease of J by another step."""
         return float(np.sum(self.pulled_back(slope) ** 2)) / 2
 
-    def excess(self, points: FloatArray) -> float:
-        """Estimated excess cost of the straight pieces, from the turns between them."""
+    def discretisation_error(self, points: FloatArray) -> float:
+        """Estimated excess cost of straight pieces, from the turns between them."""
         turns = np.diff(points, 2, axis=0) / self.dt**2
         total = np.sum(self.sum.weight[1:, None] * turns**2)
         return float(self.dt**2 / 24 * total / self.objective.eta)

@@ -16,7 +16,7 @@ from lossnav.problem.objective import Objective
 from lossnav.solvers.trajectory import Status, Trajectory
 
 _WIDTHS = (1e-2, 1e-3, 1e-4)
-"""How much kinks are rounded off, in units of their distance from the start."""
+"""Widths over which kinks are smoothed, in units of their distance from the start."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def solve(
 
 
 def _rounded(problem: PathProblem, method: Method, size: float) -> Trajectory:
-    """The limit of smooth problems, whose kinks of ``size`` are rounded off ever less.
+    """The limit of problems with kinks, of ``size``, smoothed over decreasing widths.
 
-    J and the velocity are nearly linear in the width of the rounding, so two widths give their
-    limit, and its distance from the narrower one is the stated error.
+    J and the velocity are nearly linear in the width, so two widths give their limit; its distance
+    from the narrower one is the reported error.
     """
     paths: list[Trajectory] = []
     for width in _WIDTHS:

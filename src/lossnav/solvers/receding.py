@@ -88,7 +88,7 @@ def navigate(
                 leg = _local_leg(objective, points[-1], local, floor)
             else:
                 leg = _true_leg(solve(objective, points[-1], end=end, method=method, tol=tol))
-            leg = leg.held() if hold else leg
+            leg = leg.with_constant_velocity() if hold else leg
             last = leg.at(np.array([dt]))[0]
             if leg.status is Status.NOT_FINITE or not np.isfinite(last).all():
                 status = Status.NOT_FINITE
@@ -118,7 +118,7 @@ class _Leg(NamedTuple):
         """Points and velocities at times of the whole path, which the leg joins at ``begin``."""
         return lambda t: (self.at(t - begin), self.velocity(t - begin))
 
-    def held(self) -> _Leg:
+    def with_constant_velocity(self) -> _Leg:
         start, v = self.at(np.zeros(1))[0], self.velocity(np.zeros(1))[0]
         return self._replace(
             at=lambda t: start + t[..., None] * v,
@@ -128,7 +128,7 @@ class _Leg(NamedTuple):
 
 
 def _local_status(objective: Objective, floor: float | None) -> Status:
-    """The status of local plans; an error where there can be none."""
+    """The status of local plans; a ValueError if the objective allows none."""
     bound = -(objective.gamma**2) / 4
     objective.steady("a local plan")
     if objective.discount is not None:
@@ -146,8 +146,8 @@ def _local_leg(
     """A plan from the running cost to second order around ``theta``."""
     form = quadratic_around(objective, theta)
     if not all(np.isfinite(part).all() for part in (form.H, form.g, form.value)):
-        nothing = np.full_like(theta, math.nan)
-        return _Leg(lambda t: nothing[None], lambda t: nothing[None], 0.0, Status.NOT_FINITE, 0.0)
+        nan = np.full_like(theta, math.nan)
+        return _Leg(lambda t: nan[None], lambda t: nan[None], 0.0, Status.NOT_FINITE, 0.0)
     policy = _bounded(form, floor)
     return _Leg(
         at=lambda t: theta + policy.displacement(theta, t),
@@ -178,7 +178,7 @@ def _bounded(form: QuadraticForm, floor: float | None) -> Feedback:
 
 
 def _true_leg(path: Trajectory) -> _Leg:
-    """The plan ``path``; velocities by differences of fourth order, the first by the path's own."""
+    """A plan from ``path``; velocities after the first by fourth-order differences."""
     reach = 1e-3 * float(path.t[-1] if len(path.t) < 2 else min(path.t[-1], 20 * path.t[1]))
 
     def velocity(t: FloatArray) -> FloatArray:

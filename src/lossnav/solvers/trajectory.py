@@ -53,7 +53,7 @@ class Trajectory:
         velocity0: Initial velocity ``(D,)``: the learning rule for a small step.
         J: The cost of the whole path. On an infinite horizon with ``gamma = 0``, a path that ends
             where the running cost is not zero costs infinitely much; J is then the cost beyond
-            ``rest`` per unit of time, which ranks paths.
+            ``rest`` per unit of time, which still orders paths.
         rest: The running cost at the point approached.
         kinetic: Cost of motion along the path, ``(N,)``, before discount.
         potential: k L along the path, ``(N,)``, before discount.
@@ -61,8 +61,8 @@ class Trajectory:
         error: Estimated error of ``velocity0`` and of J, relative to their sizes, including
             rounding; the larger of the two. For a path that starts at rest (slower than a
             thousandth of its largest speed) the velocity's is relative to the largest speed; for
-            one that stays at its start, both are relative to what its coordinates suggest.
-        J_error: Estimated absolute error of J; ``error * |J|`` where it is not known better.
+            one that stays at its start, both are relative to scales from its coordinates.
+        J_error: Estimated absolute error of J; by default ``error * |J|``.
         end: The point approached ``(D,)``, or None where the path runs away.
         candidates: Solutions to the other end points that were tried, with their J.
         names: Names of the coordinates.
@@ -103,9 +103,9 @@ class Trajectory:
         theta: FloatArray,
         velocity: FloatArray,
         velocity0: FloatArray | None = None,
-        **known: Any,
+        **fields: Any,
     ) -> Trajectory:
-        """A path with its running costs; ``known`` has the other fields."""
+        """A path with its running costs; ``fields`` has the other fields."""
         return cls(
             t=t,
             theta=theta,
@@ -114,7 +114,7 @@ class Trajectory:
             potential=objective.potential(theta, t),
             names=objective.names or (),
             objective=objective,
-            **known,
+            **fields,
         )
 
     @property
@@ -171,7 +171,7 @@ class Trajectory:
         ax.set_ylabel(self.names[1])
 
     def _summary(self) -> dict[str, str]:
-        found = {
+        rows = {
             "J": f"{self.J:.9g}",
             "status": self.status.name,
             "error": f"{self.error:.1e}",
@@ -181,10 +181,10 @@ class Trajectory:
             "velocity0": brief(self.velocity0),
         }
         if self.rest:
-            found["rest"] = f"{self.rest:.6g}"
+            rows["rest"] = f"{self.rest:.6g}"
         if self.candidates:
-            found["candidates"] = ", ".join(f"J = {x.J:.6g}" for x in self.candidates[:_SHOWN])
-        return found
+            rows["candidates"] = ", ".join(f"J = {x.J:.6g}" for x in self.candidates[:_SHOWN])
+        return rows
 
     def __repr__(self) -> str:
         return summary_line("Trajectory", self._summary())
@@ -238,12 +238,12 @@ def path_cost(
     return float(widths / 2 @ (pieces @ weights))
 
 
-def axes(ax: Any = None) -> Any:
+def axes(ax: Any = None, size: tuple[float, float] | None = None) -> Any:
     """The given Matplotlib axes, or those of a new figure."""
     if ax is None:
         from matplotlib import pyplot
 
-        _, ax = pyplot.subplots(layout="constrained")
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
     return ax
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # nothing is imported before it is asked for: the command line stays quick
+if TYPE_CHECKING:  # imported lazily, which keeps the command line fast
     from lossnav.studies import report
     from lossnav.studies.execution import run as run
     from lossnav.studies.spec import read as read

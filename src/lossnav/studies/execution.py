@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from lossnav.studies import engines
-from lossnav.studies.progress import STARTUP, Pair, Progress, Quiet, total_seconds
+from lossnav.studies.progress import STARTUP, Pair, Progress, total_seconds
 from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, plan, read
 from lossnav.studies.spec.tables import TaskTable
 from lossnav.studies.store import FORMAT, Store, load
 from lossnav.studies.trial import Phase, Result, Trial
 
-_TRAINING = "lossnav.studies.trial.training"  # tests put another module in its place
-_MEASURING = 10.0  # seconds in which a dry run times steps, at most
+_TRAINING = "lossnav.studies.trial.training"  # replaced in tests
+_TIMING_SECONDS = 10.0  # seconds in which a dry run times steps, at most
 
 
 def run(
@@ -42,8 +42,8 @@ def run(
 
     Args:
         study: A `Study`, the contents of a study file, or the path of a study file.
-        folder: Where everything is stored; ``studies/NAME`` if not given. A run that was stopped or
-            killed is resumed from there, and a study that was changed runs only what is new.
+        folder: Where everything is stored; ``studies/NAME`` by default. A run that was stopped or
+            killed is resumed from there, and a changed study runs only its new trials.
         jobs: Processes that train at the same time.
         engine: ``"joblib"`` (processes of this machine), ``"serial"`` (this process), ``"ray"`` (a
             cluster) or ``"torchrun"`` (several processes for each trial). The numbers are the same
@@ -52,7 +52,7 @@ def run(
         processes: Processes of each trial, with torchrun.
         callbacks: Names of callbacks: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         retry_failed: Whether to run trials again that failed before.
-        progress: Displays the progress; nothing is displayed if not given.
+        progress: Displays the progress; by default nothing is displayed.
 
     Returns:
         The path of the report.
@@ -78,7 +78,7 @@ def run(
     """
     if not isinstance(study, Study):
         study = Study.from_dict(study) if isinstance(study, Mapping) else read(study)
-    progress = progress or Quiet()
+    progress = progress or Progress()
     if (fewest := min(jobs, processes)) < 1:
         raise ValueError(f"There must be one or more processes, but {fewest} is given.")
     place = Path("studies") / study.name if folder is None else Path(folder)
@@ -99,7 +99,7 @@ def run(
     with Store(place, study.name) as store:
         progress.say(f"The study {study.name} is stored in {place}.")
         try:
-            # Ctrl-C waits until no worker can be forgotten; training in this process is stopped.
+            # With workers, Ctrl-C is deferred until all can be ended; else it stops training.
             with engines.deferred() if where.elsewhere else contextlib.nullcontext():
                 try:
                     _Run(study, metrics, store, where, progress, retry_failed).all()
@@ -121,12 +121,12 @@ def run(
 
 
 def check(study: Study) -> dict[str, tuple[str, str]]:
-    """Make every task and rule once, without training; return each task's metric and its sense.
+    """Build every task and rule once, without training; return each task's metric and direction.
 
     Raises:
-        StudyError: A task or rule cannot be made: unknown, a wrong setting, missing data.
+        StudyError: A task or rule cannot be built: unknown, a wrong setting, missing data.
     """
-    module, metrics = _training(), {}
+    module, metrics = _training_module(), {}
     with plan.importable(study.folder):
         for trial in _samples(study):
             try:
@@ -147,7 +147,7 @@ def check(study: Study) -> dict[str, tuple[str, str]]:
     return metrics
 
 
-def _training() -> Any:
+def _training_module() -> Any:
     try:
         return importlib.import_module(_TRAINING)
     except ModuleNotFoundError as error:
@@ -158,16 +158,17 @@ def _training() -> Any:
 
 def _samples(study: Study) -> list[Trial]:
     """One trial for each task and rule, and each further point of a rule on the first task."""
-    found: dict[tuple[str, str, str], Trial] = {}
+    samples: dict[tuple[str, str, str], Trial] = {}
     for trial in plan.tuning(study) or plan.reporting(study, [], {}):
         first = trial.task == next(iter(study.tasks))
-        found.setdefault((trial.task, trial.rule, json.dumps(trial.point) if first else ""), trial)
-    return list(found.values())
+        point = json.dumps(trial.point) if first else ""
+        samples.setdefault((trial.task, trial.rule, point), trial)
+    return list(samples.values())
 
 
 @dataclass
 class _Run:
-    """One run of a study, in a folder that is open."""
+    """One run of a study, in an open folder."""
 
     study: Study
     metrics: dict[str, tuple[str, str]]
@@ -183,25 +184,25 @@ class _Run:
         self.again = failed if self.retry_failed else set()
 
     def all(self) -> None:
-        """Everything that is still to be done, in order."""
-        reporting = None if self._open(self.tuning) else self._reporting()
-        self._notice()
+        """Run all remaining trials, in order."""
+        reporting = None if self._pending(self.tuning) else self._reporting()
+        self._report_changes()
         if self.study.text:
             self.store.write_text("study.toml", self.study.text)
-        self._describe(reporting)
+        self._write_study(reporting)
         self._record_environment()
         pairs = len(self.study.tasks) * len(self.study.rules)
         planned = [*self.tuning, *(reporting or [])]
         total = len(self.tuning) + pairs * len(self.study.seeds.reporting)
-        self.progress.begin(total, len(planned) - len(self._open(planned)))
-        self._perform(self.tuning)
+        self.progress.begin(total, len(planned) - len(self._pending(planned)))
+        self._run_trials(self.tuning)
         if reporting is None:
             reporting = self._reporting()
-            self._describe(reporting)
-            self.progress.skip(len(reporting) - len(self._open(reporting)))
-        self._perform(reporting)
-        kept = {trial.key for trial in (*self.tuning, *reporting)}
-        if others := sum(key not in kept for key in self.store.results):
+            self._write_study(reporting)
+            self.progress.skip(len(reporting) - len(self._pending(reporting)))
+        self._run_trials(reporting)
+        planned_keys = {trial.key for trial in (*self.tuning, *reporting)}
+        if others := sum(key not in planned_keys for key in self.store.results):
             self.progress.say(
                 f"Stored but not reported: {count(others, 'trial')} of an earlier version of the "
                 "study."
@@ -210,19 +211,19 @@ class _Run:
     def _reporting(self) -> list[Trial]:
         return plan.reporting(self.study, self.store.results.values(), self.metrics)
 
-    def _open(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those that are still to be run."""
+    def _pending(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that remain to be run."""
         ended = self.store.results
         return [trial for trial in trials if trial.key not in ended or trial.key in self.again]
 
-    def _perform(self, trials: Sequence[Trial]) -> None:
-        with contextlib.closing(self.engine.run(self._open(trials), self.progress)) as results:
+    def _run_trials(self, trials: Sequence[Trial]) -> None:
+        with contextlib.closing(self.engine.run(self._pending(trials), self.progress)) as results:
             for result in results:
                 self.store.add(result)
                 self.progress.finished(result)
 
-    def _notice(self) -> None:
-        """Say what differs from the last run, and what is wrong in its folder."""
+    def _report_changes(self) -> None:
+        """Report what differs from the last run, and damaged lines of its folder."""
         if self.store.damaged:
             self.progress.say(f"{self.store.damaged} Its trial is run again if the study has it.")
         if self.store.unsigned:
@@ -239,8 +240,8 @@ class _Run:
                 f"{count(failed, 'trial')} failed before: --retry-failed runs such trials again."
             )
 
-    def _describe(self, reporting: list[Trial] | None) -> None:
-        """Write ``study.json``: the study, its metrics, and the trials that are planned so far."""
+    def _write_study(self, reporting: list[Trial] | None) -> None:
+        """Write ``study.json``: the study, its metrics, and the trials planned so far."""
         chosen = None
         if reporting is not None:
             chosen = plan.chosen(self.study, self.store.results.values(), self.metrics)
@@ -273,23 +274,23 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
         StudyError: The study cannot be run.
     """
     data = {name: _has_data(task) for name, task in study.tasks.items()}
-    here = {name: study.tasks[name] for name, found in data.items() if found is not False}
+    tasks = {name: study.tasks[name] for name, status in data.items() if status is not False}
     words = {True: "on this machine", False: "to be downloaded", None: "none"}
     tuning, seeds = plan.tuning(study), study.seeds
     pairs = [(task, rule) for task in study.tasks for rule in study.rules]
     costs: dict[str, dict[str, Any]] = {}
     startup = _startup()
-    if here:
-        known = study.model_copy(update={"tasks": here})
-        check(known)
-        samples = {(trial.task, trial.rule): trial for trial in reversed(_samples(known))}
-        budget = min(1.0, _MEASURING / len(samples))
+    if tasks:
+        with_data = study.model_copy(update={"tasks": tasks})
+        check(with_data)
+        samples = {(trial.task, trial.rule): trial for trial in reversed(_samples(with_data))}
+        budget = min(1.0, _TIMING_SECONDS / len(samples))
         with plan.importable(study.folder):
             for (task, rule), trial in reversed(samples.items()):
-                costs.setdefault(task, {})[rule] = _training().describe(trial, budget)
-    phases, seconds = _left(study, folder), None
+                costs.setdefault(task, {})[rule] = _training_module().describe(trial, budget)
+    phases, seconds = _remaining(study, folder), None
     left = sum(map(len, phases.values()))
-    if len(here) == len(study.tasks):
+    if len(tasks) == len(study.tasks):
         how = {"jobs": jobs, "threads": study.training.threads}
         seconds = total_seconds(phases, costs, startup=startup, engine=engine, **how)
     return {
@@ -329,41 +330,41 @@ def _has_data(task: TaskTable) -> bool | None:
 
 
 def _startup() -> float:
-    """Seconds in which a process imports what training needs; measured if that is new."""
+    """Seconds to import training in a process; measured if it is not imported yet."""
     if _TRAINING in sys.modules:
         return STARTUP
     began = time.perf_counter()
-    _training()
+    _training_module()
     return time.perf_counter() - began
 
 
-def _left(study: Study, folder: Path) -> dict[Phase, list[Pair]]:
-    """Task and rule of each trial that an earlier run has not finished, as far as tuning tells."""
+def _remaining(study: Study, folder: Path) -> dict[Phase, list[Pair]]:
+    """Task and rule of each remaining trial, as far as the results of tuning determine it."""
     stored: dict[str, Any] = {}
     results: list[Result] = []
     with contextlib.suppress(OSError):
         stored, results = load(folder)
-    known = {result.trial.key for result in results}
-    tuning = [trial for trial in plan.tuning(study) if trial.key not in known]
+    ended = {result.trial.key for result in results}
+    tuning = [trial for trial in plan.tuning(study) if trial.key not in ended]
     metrics = {task: tuple(metric) for task, metric in stored.get("metrics", {}).items()}
     reporting = [(task, rule) for task in study.tasks for rule in study.rules]
     reporting *= len(study.seeds.reporting)
     if not tuning and metrics.keys() >= study.tasks.keys():
         planned = plan.reporting(study, results, metrics)
-        reporting = [(trial.task, trial.rule) for trial in planned if trial.key not in known]
+        reporting = [(trial.task, trial.rule) for trial in planned if trial.key not in ended]
     return {"tuning": [(trial.task, trial.rule) for trial in tuning], "reporting": reporting}
 
 
 def outcome(folder: Path) -> list[dict[str, Any]]:
-    """The final metric of each rule on each task, from the best down."""
+    """The final metric of each rule on each task, the best first."""
     from lossnav.studies.report.data import gather
 
     rows = []
     for task in gather(*load(folder)):
         for rule in task.rules:
             final = {name: getattr(rule.final, name) for name in ("mean", "sd", "low", "high")}
-            known = {name: x if math.isfinite(x) else None for name, x in final.items()}
+            numbers = {name: x if math.isfinite(x) else None for name, x in final.items()}
             about = {"task": task.name, "rule": rule.name, "settings": dict(rule.point or {})}
             about |= {"metric": task.metric, "better": task.better}
-            rows.append({**about, **known, "seeds": rule.final.n, "lost": rule.final.lost})
+            rows.append({**about, **numbers, "seeds": rule.final.n, "lost": rule.final.lost})
     return rows

@@ -13,9 +13,9 @@ from typing import Any, TextIO
 from lossnav.studies.trial import Phase, Result, Trial
 
 SECONDS = 10.0
-"""Between two lines of plain progress."""
+"""Seconds between two lines of plain progress."""
 STARTUP = 3.0
-"""Seconds in which a process imports PyTorch, where this cannot be measured."""
+"""Seconds to import PyTorch in a process, where this cannot be measured."""
 _REPORT = (0.15, 0.2)  # time of a report and of each task in it, in units of a start
 Pair = tuple[str, str]
 """A task and a rule, by their names in the study."""
@@ -34,7 +34,7 @@ class Progress:
         """A trial has reached ``step`` of ``steps``."""
 
     def finished(self, result: Result) -> None:
-        """A trial has ended and is on the disk."""
+        """A trial has ended and is stored."""
 
     def say(self, text: str) -> None:
         """Print one sentence."""
@@ -43,11 +43,7 @@ class Progress:
         """The run is over; restore the terminal."""
 
 
-class Quiet(Progress):
-    """Prints nothing."""
-
-
-class _Counting(Progress):
+class _Counter(Progress):
     """Counts trials, and estimates the remaining time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -80,7 +76,7 @@ class _Counting(Progress):
         return elapsed * (self.total - self.done - part) / done if done else math.nan
 
 
-class PlainLines(_Counting):
+class PlainLines(_Counter):
     """A line every few seconds, for logs, and failures at once."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +99,7 @@ class PlainLines(_Counting):
             self.say(f"{self.done} of {self.total} trials{left}.")
 
 
-class Bars(_Counting):
+class Bars(_Counter):
     """A bar for all trials with the remaining time, and one for each running trial."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,7 +149,7 @@ class Bars(_Counting):
 def choose(quiet: bool = False) -> Progress:
     """Bars if stderr is a terminal, plain lines if it is not, nothing if ``quiet``."""
     if quiet:
-        return Quiet()
+        return Progress()
     return Bars() if sys.stderr.isatty() else PlainLines(sys.stderr)
 
 
@@ -196,10 +192,10 @@ def total_seconds(
 
     A run starts its processes, trains the tuning trials, then the reporting trials, and writes the
     report. In each phase a free process takes the next trial. Each process pays once for what a
-    task and rule need at first: data in memory, compiled kernels.
+    task and rule need at first: loading data, compiling kernels.
 
     Args:
-        phases: For each phase, the task and the rule of each trial that is still to be run.
+        phases: For each phase, the task and the rule of each remaining trial.
         costs: For each task and rule ``seconds`` of a tuning trial, ``reporting_seconds`` of a
             reporting trial, and ``start``, once in each process.
         startup: Seconds in which a process starts.
@@ -233,7 +229,7 @@ def total_seconds(
 
 
 def makespan(costs: Sequence[float], workers: int) -> float:
-    """The time until all is done, if each free worker takes the next in line.
+    """Total time if each free worker takes the next task in line.
 
     Examples:
         >>> makespan([3.0, 1.0, 1.0, 1.0, 3.0], 2)
@@ -246,7 +242,7 @@ def makespan(costs: Sequence[float], workers: int) -> float:
 
 
 def usable_cores() -> int:
-    """Processors that a container or a scheduler lets this process use."""
+    """Processors that this process may use, as limited by a container or a scheduler."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -33,7 +33,7 @@ from lossnav._base.checks import FloatArray
 Better = Literal["lower", "higher"]
 
 FEW = 8
-"""Seeds from which on the bootstrap is used."""
+"""Number of seeds from which the bootstrap is used."""
 
 _RESAMPLES = 9999
 _EXACT = 40  # sign flips of up to this many seeds are counted, those of more are sampled
@@ -73,8 +73,8 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
         An `Interval`. A single seed has no interval, a lost seed leaves no mean.
 
     Examples:
-        >>> found = interval([0.10, 0.12, 0.11])
-        >>> f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}] by {found.method}"
+        >>> loss = interval([0.10, 0.12, 0.11])
+        >>> f"{loss.mean:.3f} [{loss.low:.3f}, {loss.high:.3f}] by {loss.method}"
         '0.110 [0.085, 0.135] by t'
         >>> interval([0.10, float("nan"), 0.11]).lost
         1
@@ -139,8 +139,8 @@ def sign_flip(differences: ArrayLike) -> float:
 
 def _signed_sums(size: FloatArray) -> FloatArray:
     sums = np.zeros(1)
-    for one in size:
-        sums = np.concatenate([sums + one, sums - one])
+    for value in size:
+        sums = np.concatenate([sums + value, sums - value])
     return sums
 
 
@@ -154,17 +154,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-# Where a curve crosses a value. A metric is known only where the model was evaluated; between two
-# evaluations it is interpolated linearly. A run that never reaches the target has no time to it.
-# Leaving it out would favor the rule that fails more often, so the fraction that reached the target
-# goes with the time.
+# Time to a target. A metric is interpolated linearly between two evaluations. Leaving out runs that
+# never reach the target would favor the rule that fails more often, so the fraction that reached it
+# is reported with the time.
 
 
 def first_reach(x: ArrayLike, values: ArrayLike, target: float, better: Better = "lower") -> float:
     """Where a curve first reaches the target, by linear interpolation between evaluations.
 
     ``x`` is the step or second of each evaluation, increasing. Values that are not finite have not
-    reached the target; infinity if none has. If the first evaluation reaches it, its place.
+    reached the target; infinity if none has. If the first evaluation reaches it, its own ``x``.
     """
     place = np.asarray(x, dtype=np.float64).ravel()
     sign = 1.0 if better == "lower" else -1.0
@@ -259,15 +258,16 @@ def edges(
 ) -> dict[str, Literal["lowest", "highest"]]:
     """The settings of a chosen point that lie on the edge of its grid, and at which end.
 
-    The best value may then lie beyond. Settings that are not numbers, or have one value, have none.
+    The best value may then lie beyond. Settings that are not numbers, or have one value, have no
+    edge.
     """
     points = list(grid)
-    found: dict[str, Literal["lowest", "highest"]] = {}
+    at_edge: dict[str, Literal["lowest", "highest"]] = {}
     for name, value in point.items():
-        tried = {one[name] for one in points if name in one and is_number(one[name])}
+        tried = {option[name] for option in points if name in option and is_number(option[name])}
         if len(tried) > 1 and is_number(value) and value in (min(tried), max(tried)):
-            found[name] = "lowest" if value == min(tried) else "highest"
-    return found
+            at_edge[name] = "lowest" if value == min(tried) else "highest"
+    return at_edge
 
 
 def is_number(value: Any) -> bool:
@@ -329,30 +329,32 @@ def compare(
         A `Comparison`, with uncorrected p values.
 
     Examples:
-        >>> found = compare([0.10, 0.12, 0.11, 0.13], [0.12, 0.15, 0.12, 0.14])
-        >>> found.ahead, found.behind, round(found.difference.mean, 4), found.p
+        >>> pair = compare([0.10, 0.12, 0.11, 0.13], [0.12, 0.15, 0.12, 0.14])
+        >>> pair.ahead, pair.behind, round(pair.difference.mean, 4), pair.p
         (4, 0, 0.0175, 0.125)
     """
-    one, two = (np.asarray(values, dtype=np.float64).ravel() for values in (first, second))
-    if len(one) != len(two):
+    a, b = (np.asarray(values, dtype=np.float64).ravel() for values in (first, second))
+    if len(a) != len(b):
         raise ValueError(
-            f"One rule has {len(one)} seeds and the other {len(two)}, but a paired comparison "
+            f"One rule has {len(a)} seeds and the other {len(b)}, but a paired comparison "
             "needs the same seeds of both: leave out those that only one of them has."
         )
     sign = 1.0 if better == "lower" else -1.0
-    costs = [np.where(np.isfinite(values), sign * values, math.inf) for values in (one, two)]
+    costs = [np.where(np.isfinite(values), sign * values, math.inf) for values in (a, b)]
     worse = (costs[1] > costs[0]).astype(float) - (costs[1] < costs[0])
-    known = np.isfinite(one) & np.isfinite(two)
-    gap = np.full(len(one), math.nan)
-    gap[known] = two[known] - one[known]
+    both = np.isfinite(a) & np.isfinite(b)
+    gap = np.full(len(a), math.nan)
+    gap[both] = b[both] - a[both]
     difference = interval(gap)
-    if known.all():
+    if both.all():
         p, p_t = sign_flip(gap), _t_test(difference)
     else:
-        size = np.where(worse == 0, 0.0, np.where(known, np.abs(np.nan_to_num(gap)), math.inf))
-        p, p_t = sign_flip(worse * _ranks(size)), math.nan
+        size = np.where(worse == 0, 0.0, np.where(both, np.abs(np.nan_to_num(gap)), math.inf))
+        ranks = np.zeros(len(size))  # from the smallest nonzero size up, ties shared
+        ranks[size > 0] = stats.rankdata(size[size > 0])
+        p, p_t = sign_flip(worse * ranks), math.nan
     ahead, behind = int((worse > 0).sum()), int((worse < 0).sum())
-    counts = ahead, len(one) - ahead - behind, behind
+    counts = ahead, len(a) - ahead - behind, behind
     return Comparison(*names, difference, *counts, p, p, p_t, p_t)
 
 
@@ -364,27 +366,20 @@ def compare_all(
     ``values`` has the value of each seed for each rule; NaN where the trial was lost.
     """
     pairs = []
-    for one, two in itertools.combinations(values, 2):
-        seeds = sorted(values[one].keys() & values[two].keys())
+    for name_a, name_b in itertools.combinations(values, 2):
+        seeds = sorted(values[name_a].keys() & values[name_b].keys())
         if seeds:
-            first, second = ([values[name][seed] for seed in seeds] for name in (one, two))
-            pairs.append(compare(first, second, better, (one, two)))
+            first, second = ([values[name][seed] for seed in seeds] for name in (name_a, name_b))
+            pairs.append(compare(first, second, better, (name_a, name_b)))
     exact, student = holm([pair.p for pair in pairs]), holm([pair.p_t for pair in pairs])
     corrected = zip(pairs, exact, student, strict=True)
     return [replace(pair, p_holm=p, p_t_holm=p_t) for pair, p, p_t in corrected]
 
 
-def _t_test(found: Interval) -> float:
-    if math.isnan(found.sd):
+def _t_test(difference: Interval) -> float:
+    if math.isnan(difference.sd):
         return math.nan
-    if found.sd == 0:
-        return 1.0 if found.mean == 0 else 0.0
-    t = abs(found.mean) / (found.sd / math.sqrt(found.n))
-    return float(2 * special.stdtr(found.n - 1, -t))
-
-
-def _ranks(size: FloatArray) -> FloatArray:
-    """Ranks from the smallest nonzero size up, ties shared; zero keeps the rank zero."""
-    ranks = np.zeros(len(size))
-    ranks[size > 0] = stats.rankdata(size[size > 0])
-    return ranks
+    if difference.sd == 0:
+        return 1.0 if difference.mean == 0 else 0.0
+    t = abs(difference.mean) / (difference.sd / math.sqrt(difference.n))
+    return float(2 * special.stdtr(difference.n - 1, -t))

@@ -1,4 +1,4 @@
-"""The folder of a study: what a run reported as done stays readable, whenever it is killed.
+"""The folder of a study, in which finished trials survive a kill at any time.
 
     trials.jsonl       one line for each trial that ended, appended in one write
     curves/KEY.npz     its curves, written before the line that names them
@@ -7,7 +7,7 @@
     environment.json   versions and machine
     lock               locked by the run that writes, and names its process
 
-Whole files are written beside their place and moved there. A kill may leave a part of a line at the
+Whole files are written to a temporary name and renamed. A kill may leave a part of a line at the
 end of ``trials.jsonl``: readers ignore it, and the next run cuts it off. A line counts only if it
 has its own hash, its curves exist and have the hash that it names, and its final values are the
 last ones of its curves. Lines of earlier versions have no hash of their own; the rest is checked.
@@ -16,7 +16,6 @@ last ones of its curves. Lines of earlier versions have no hash of their own; th
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -35,11 +34,16 @@ import numpy as np
 from numpy.lib import format as npy
 
 from lossnav._base.checks import FloatArray
-from lossnav._base.files import sync_folder, write_all, write_whole
+from lossnav._base.files import (
+    DISK_FULL,
+    append_line,
+    cut_torn_line,
+    sync_folder,
+    write_whole,
+)
 from lossnav.studies.trial import Result
 
 FORMAT = 1
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _SCRATCH = ".run-"
 _DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
@@ -52,14 +56,14 @@ class BusyError(OSError):
 
 
 class StoreError(OSError):
-    """The folder cannot be read or written; says why, what is safe and what to do."""
+    """The folder cannot be read or written; the message says why, what is safe and what to do."""
 
 
 class Store:
     """A study's folder, open for writing by one process at a time; a context manager.
 
     Opening it takes the lock, cuts off a torn line, and removes the temporary files of killed runs.
-    A folder with a study of another name is refused.
+    A folder with a study of another name raises a StoreError.
 
     Attributes:
         results: The results so far, by key, without the curves; the last of each key, in order.
@@ -72,10 +76,10 @@ class Store:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = Path(folder)
-        self._refuse_others(name)
+        self._check_folder(name)
         with self.guarded():
             (self.folder / "curves").mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.folder)
+            self._lock = _acquire_lock(self.folder)
         try:
             with self.guarded():
                 for place in (self.folder, self.folder / "curves"):
@@ -86,13 +90,13 @@ class Store:
                 flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
                 path = self.folder / "trials.jsonl"
                 self._lines = os.open(path, flags, 0o644)
-                _cut_torn_line(path, self._lines)
+                cut_torn_line(path, self._lines)
                 self._size = os.fstat(self._lines).st_size
                 sync_folder(self.folder)
-            found, self.damaged, self.unsigned = _read(self.folder)
-            self.study = _json(self.folder / "study.json")
-            self.environment = _json(self.folder / "environment.json")
-            self.results = {key: replace(result, curves={}) for key, result in found.items()}
+            results, self.damaged, self.unsigned = _read(self.folder)
+            self.study = _read_json(self.folder / "study.json")
+            self.environment = _read_json(self.folder / "environment.json")
+            self.results = {key: replace(result, curves={}) for key, result in results.items()}
         except BaseException:
             self._lock.release()
             raise
@@ -119,12 +123,12 @@ class Store:
         with self.guarded():
             write_whole(self.folder / name, raw)
             self._check_unchanged()
-            self._size = _append(self._lines, text.encode())
+            self._size = append_line(self._lines, text.encode())
         self.results.pop(result.trial.key, None)
         self.results[result.trial.key] = replace(result, curves={})
 
     def _check_unchanged(self) -> None:
-        """Refuse to go on if another program has replaced or changed the file of lines."""
+        """Raise an error if another program has replaced or changed ``trials.jsonl``."""
         path = self.folder / "trials.jsonl"
         mine = os.fstat(self._lines)
         try:
@@ -147,8 +151,8 @@ class Store:
         with self.guarded():
             write_whole(self.folder / name, text.encode())
 
-    def _refuse_others(self, name: str) -> None:
-        """Refuse a folder with other contents: no file of the user may be overwritten."""
+    def _check_folder(self, name: str) -> None:
+        """Raise an error for a folder with other contents, which must not be overwritten."""
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is not a folder: choose another with --out.")
         if not self.folder.exists():
@@ -158,7 +162,7 @@ class Store:
             raise StoreError(
                 f"{self.folder} is not empty and holds no study: choose another folder with --out."
             )
-        stored = _json(self.folder / "study.json").get("name", name)
+        stored = _read_json(self.folder / "study.json").get("name", name)
         if stored != name:
             raise StoreError(
                 f"{self.folder} holds the study {stored!r}, and this one is {name!r}: choose "
@@ -173,9 +177,9 @@ class Store:
         except (BusyError, StoreError):
             raise
         except OSError as error:
-            kept = len(getattr(self, "results", {}))
-            safe = f"the {kept} trials that ended are safe; " if kept else ""
-            if error.errno in _FULL:
+            stored = len(getattr(self, "results", {}))
+            safe = f"the {stored} trials that ended are safe; " if stored else ""
+            if error.errno in DISK_FULL:
                 raise StoreError(
                     f"No room is left for {self.folder}: {safe}free some space and run the same "
                     "command again to resume."
@@ -186,8 +190,8 @@ class Store:
             ) from error
 
 
-def _locked(folder: Path) -> Any:
-    """Take the lock of a folder. It is the system's: a killed run leaves none behind."""
+def _acquire_lock(folder: Path) -> Any:
+    """Acquire the lock of a folder, which the system releases when a run is killed."""
     from filelock import FileLock, Timeout
 
     path = folder / "lock"
@@ -212,20 +216,20 @@ def _locked(folder: Path) -> Any:
 
 
 def load(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """Read ``study.json`` and all results that count, also while a run is writing the folder.
+    """Read ``study.json`` and all valid results, also while a run is writing the folder.
 
     That includes results that are no longer planned; ``study["planned"]`` has the keys that are.
     If there are lines that do not count, ``study["damaged"]`` is a sentence about them.
     """
     folder = Path(folder)
-    study = _json(folder / "study.json")
+    study = _read_json(folder / "study.json")
     if not study:
         raise StoreError(f"{folder} holds no study: there is no study.json in it.")
-    found, damaged, _ = _read(folder)
-    return {**study, "damaged": damaged} if damaged else study, list(found.values())
+    results, damaged, _ = _read(folder)
+    return {**study, "damaged": damaged} if damaged else study, list(results.values())
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The contents of a JSON file; an empty dict if it does not exist."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -242,13 +246,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path) -> tuple[dict[str, Result], str, int]:
-    """The results that count, by key; a sentence about other lines; the number without a hash."""
+    """The valid results, by key; a sentence about invalid lines; the number without a hash."""
     path = folder / "trials.jsonl"
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
         return {}, "", 0
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     bad: list[tuple[Any, str]] = []
     unsigned = 0
     lines = raw.split(b"\n")
@@ -259,26 +263,27 @@ def _read(folder: Path) -> tuple[dict[str, Result], str, int]:
         try:
             entry = json.loads(line)
             signed = "sha256" in entry
-            result = _checked(folder, entry)
+            result = _verified(folder, entry)
         except _DAMAGE as error:
             if number < len(lines):  # else it is being written, or was torn by a kill
                 key = entry.get("key") if isinstance(entry, dict) else None
-                bad.append((key, f"line {number} ({_why(error)})"))
+                bad.append((key, f"line {number} ({_damage_reason(error)})"))
             continue
         unsigned += not signed
-        found.pop(result.trial.key, None)
-        found[result.trial.key] = result
-    wrong = [words for key, words in bad if not (isinstance(key, str) and key in found)]
-    if not wrong:  # or the trial has been run again since
-        return found, "", unsigned
+        results.pop(result.trial.key, None)
+        results[result.trial.key] = result
+    wrong = [words for key, words in bad if not (isinstance(key, str) and key in results)]
+    if not wrong:  # valid lines, or trials that have been run again since
+        return results, "", unsigned
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return found, f"{path}, {', '.join(wrong[:3])}{more}: a damaged line does not count.", unsigned
+    damaged = f"{path}, {', '.join(wrong[:3])}{more}: a damaged line does not count."
+    return results, damaged, unsigned
 
 
-def _checked(folder: Path, entry: dict[str, Any]) -> Result:
+def _verified(folder: Path, entry: dict[str, Any]) -> Result:
     """The result of a line; a ValueError if the line has been changed since it was written."""
-    said = entry.pop("sha256", None)
-    if said is not None and said != _digest(entry):
+    digest = entry.pop("sha256", None)
+    if digest is not None and digest != _digest(entry):
         raise ValueError("it does not have the hash that it names")
     curves = unpacked(folder / "curves" / f"{entry['key']}.npz", entry["curves_sha256"])
     result = Result.from_json(entry, curves)
@@ -296,7 +301,7 @@ def _digest(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _why(error: Exception) -> str:
+def _damage_reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "its curves are missing"
     if type(error) is ValueError:
@@ -332,24 +337,3 @@ def unpacked(path: Path, sha256: str) -> dict[str, FloatArray]:
         raise ValueError(f"its curves, {path.name}, do not have the hash that it names")
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
-
-
-def _cut_torn_line(path: Path, handle: int) -> None:
-    raw = path.read_bytes()
-    end = raw.rfind(b"\n") + 1
-    if end < len(raw):
-        os.ftruncate(handle, end)
-        os.fsync(handle)
-
-
-def _append(handle: int, line: bytes) -> int:
-    """Append in one write; the new size. If the disk takes only a part of it, remove that part."""
-    size = os.fstat(handle).st_size
-    try:
-        write_all(handle, line)
-        os.fsync(handle)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, size)
-        raise
-    return size + len(line)

@@ -31,7 +31,10 @@ Explorer.beliefs = (() => {
     Explorer.$("status").textContent = `Root mean square errors: Kalman filter ${number(found.rms.kalman, 3)}, Adam ${number(found.rms.adam, 3)}.`;
   }
 
+  const waits = (on) => ["beliefs-mean", "beliefs-gain", "beliefs-table", "beliefs-equations", "beliefs-python"].forEach((id) => Explorer.busy(id, "answer", on));
+
   async function all() {
+    waits(true);
     try {
       const found = await Explorer.ask("beliefs", state.request("beliefs"));
       if (found === null) return;
@@ -45,6 +48,7 @@ Explorer.beliefs = (() => {
       panels.none(["beliefs-mean", "beliefs-gain"], { "beliefs-table": "None.", "beliefs-equations": "None.", "beliefs-python": "" });
       Explorer.trouble("beliefs", error);
     }
+    waits(false);
   }
 
   function controls() {

@@ -5,6 +5,32 @@ Explorer.controls = (() => {
   const { make } = Explorer;
   const refreshers = [];
 
+  // Where the end of a side must lie above its start, as the server will check.
+  const least = (low, high) => 1e-6 * Math.max(1, Math.abs(low), Math.abs(high));
+
+  // Four numbers: the limits of the picture. A start outside of them is moved to the border.
+  function limits(key, field) {
+    const { state } = Explorer, names = ["x from", "x to", "y from", "y to"];
+    const boxes = names.map((name, i) => make("input", { type: "number", step: "any", id: `c-${key}-${i}`, "aria-label": `Limits of the picture: ${name}` }));
+    const change = () => {
+      const found = boxes.map((box) => (box.value === "" ? NaN : Number(box.value)));
+      const wrong = found.map((v, i) => !(v >= field.items.minimum && v <= field.items.maximum) || (i % 2 === 1 && !(v - found[i - 1] > least(found[i - 1], v))));
+      boxes.forEach((box, i) => box.setAttribute("aria-invalid", String(wrong[i])));
+      const first = wrong.indexOf(true), { minimum, maximum } = field.items;
+      Explorer.trouble(key, first < 0 ? null : new Error(`"${names[first]}" must be a number from ${minimum} to ${maximum}${first % 2 ? `, above "${names[first - 1]}"` : ""}.`));
+      if (first >= 0) return;
+      const within = (v, low, high) => Math.min(high, Math.max(low, v)), { x, y } = state.values;
+      state.set({ [key]: found, x: within(x, found[0], found[1]), y: within(y, found[2], found[3]) });
+    };
+    boxes.forEach((box) => box.addEventListener("change", change));
+    refreshers.push(() => boxes.forEach((box, i) => {
+      box.disabled = isFixed(key);
+      if (!boxes.includes(document.activeElement) && state.values[key]) { box.value = state.values[key][i]; box.setAttribute("aria-invalid", "false"); }
+    }));
+    const row = (name, i) => make("div", { class: "limits" }, make("span", {}, name), boxes[i], make("span", {}, "to"), boxes[i + 1]);
+    return make("div", { role: "group", "aria-label": "Limits of the picture" }, row("x", 0), row("y", 2));
+  }
+
   // A slider goes by powers of ten where both ends are positive; "zero" adds 0 at its left end.
   const scales = (kind, low, high) => {
     if (kind === "plain") return { to: (v) => (v - low) / (high - low), from: (s) => low + s * (high - low) };
@@ -17,7 +43,7 @@ Explorer.controls = (() => {
 
   function slider(key, label, { kind = "log", low, high, field, title = "", step = "any" }) {
     const { values, set } = Explorer.state;
-    const scale = scales(kind, low, high);
+    const scale = () => scales(kind, ...(typeof low === "function" ? low() : [low, high]));
     const id = `c-${key}`;
     const range = make("input", { type: "range", id, min: 0, max: 1000, step: 1, title, "aria-label": label });
     const box = make("input", { type: "number", id: `${id}-n`, min: field.minimum, max: field.maximum, step, "aria-label": `${label}, exactly` });
@@ -27,7 +53,7 @@ Explorer.controls = (() => {
       Explorer.trouble(key, null);
       set({ [key]: step === 1 ? Math.round(value) : value });
     };
-    range.addEventListener("input", () => change(round(scale.from(range.value / 1000))));
+    range.addEventListener("input", () => change(round(scale().from(range.value / 1000))));
     box.addEventListener("change", () => {
       const value = Number(box.value);
       const ok = box.value !== "" && value >= field.minimum && value <= field.maximum;
@@ -40,7 +66,7 @@ Explorer.controls = (() => {
       const off = value === null;
       range.disabled = box.disabled = off || isFixed(key);
       if (off) { box.value = ""; return; }
-      range.value = Math.round(1000 * Math.min(1, scale.to(value)));
+      range.value = Math.round(1000 * Math.min(1, Math.max(0, scale().to(value))));
       range.setAttribute("aria-valuetext", Explorer.number(value));
       if (document.activeElement !== box) box.value = Number(value.toPrecision(4));
     });
@@ -92,5 +118,5 @@ Explorer.controls = (() => {
   const group = (title, ...children) => make("fieldset", {}, make("legend", {}, title), ...children);
   const shownIf = (element, test) => { refreshers.push(() => { element.hidden = !test(Explorer.state.values); }); return element; };
   const refresh = () => refreshers.forEach((refresher) => refresher());
-  return { slider, list, check, member, words, group, shownIf, refresh };
+  return { slider, list, check, member, words, limits, group, shownIf, refresh };
 })();

@@ -25,11 +25,23 @@ Explorer.number = (value, digits = 4) => {
 Explorer.place = (point) => (point ? `(${point.map((v) => Explorer.number(Math.abs(v) < 1e-9 ? 0 : v, 3)).join(", ")})` : "none: it runs on");
 
 // MathML from the server is parsed as XML and only its elements of mathematics are taken over.
-Explorer.maths = (texts) => texts.map((text) => {
+// A formula comes in pieces, as lines break only between them.
+Explorer.maths = (formulas) => formulas.map((pieces) => Explorer.make("div", { class: "formula" }, ...pieces.flatMap((text) => {
   const parsed = new DOMParser().parseFromString(text, "application/xml").documentElement;
   const bad = parsed.namespaceURI !== "http://www.w3.org/1998/Math/MathML" || parsed.querySelector("annotation-xml, maction");
-  return bad ? document.createTextNode(text) : document.importNode(parsed, true);
-});
+  return [bad ? document.createTextNode(text) : document.importNode(parsed, true), " "];
+})));
+
+// A card that waits for an answer says so; "what" tells several answers of one card apart.
+Explorer.busy = (() => {
+  const waiting = new Map();
+  return (id, what, on) => {
+    const card = Explorer.$(id).closest(".card"), kept = waiting.get(card) || new Set();
+    waiting.set(card, kept);
+    if (on) kept.add(what); else kept.delete(what);
+    card.setAttribute("aria-busy", String(kept.size > 0));
+  };
+})();
 
 Explorer.fill = (id, ...children) => Explorer.$(id).replaceChildren(...children);
 
@@ -68,6 +80,8 @@ Explorer.plotly = (() => {
 })();
 
 Explorer.plot = async (id, traces, layout, config = {}) => {
+  Explorer.busy(id, "plot", true);
   await Explorer.plotly.ready;
+  Explorer.busy(id, "plot", false);
   return Plotly.react(Explorer.$(id), traces, Explorer.layout(layout), { displayModeBar: false, responsive: true, scrollZoom: false, ...config });
 };

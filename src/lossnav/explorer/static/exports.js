@@ -57,6 +57,7 @@ Explorer.exports = (() => {
     const name = `lossnav-${state.values.view}`;
     const { view } = state.values, { latest } = Explorer[view];
     const there = kind === "toml" ? latest.equations : view === "paths" ? latest.path : latest;
+    if (kind === "toml" && there && !there.toml) throw new Error("A problem file cannot hold a slice of a model: use the lines of Python.");
     if (!there) throw new Error("There is no answer to export: change the setting that the page complains of.");
     Explorer.trouble("export", null);
     if (kind === "png" || kind === "svg") return picture(kind);

@@ -53,7 +53,7 @@ Explorer.handle = (() => {
       const [x0, x1, y0, y1] = box(), part = Explorer.stored ? 1 / 4 : event.shiftKey ? 1 / 10 : 1 / 50;
       move(state.values.x + way[0] * (x1 - x0) * part, state.values.y + way[1] * (y1 - y0) * part);
     });
-    new ResizeObserver(() => requestAnimationFrame(() => { place(); if (Explorer.map.flat()) Explorer.map.paint(); })).observe(holder);
+    new ResizeObserver(() => requestAnimationFrame(() => { place(); if (Explorer.map.flat()) Explorer.map.paint(); Explorer.map.fit(); })).observe(holder);
   }
 
   const dots = new Map();

@@ -20,9 +20,10 @@ Explorer.main = (() => {
     if (begun.has(view)) Explorer[view].redraw(); else { begun.add(view); Explorer[view].all(); }
   }
 
+  const refresh = () => ["controls", "paths", "stories"].forEach((part) => Explorer[part].refresh());
+
   function changed(keys) {
-    Explorer.controls.refresh();
-    Explorer.paths.refresh();
+    refresh();
     if (keys.includes("view")) show(state.values.view);
     const parts = { paths: keys.filter((key) => !key.includes(".")), beliefs: keys.filter((key) => key.startsWith("b.")), uncertainty: keys.filter((key) => key.startsWith("u.")) };
     for (const view of VIEWS) if (begun.has(view) && parts[view].length) Explorer[view].changed(parts[view]);
@@ -45,15 +46,15 @@ Explorer.main = (() => {
     VIEWS.forEach((view) => Explorer[view].controls());
     for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
     tabs();
+    Explorer.stories.begin();
     Explorer.handle.begin();
     Explorer.play.begin();
     Explorer.exports.begin();
     $("theme").addEventListener("click", () => Explorer.theme.toggle());
     Explorer.theme.watch(() => { Explorer.controls.refresh(); Explorer[state.values.view].redraw(); Explorer.map.legend(); });
-    window.addEventListener("hashchange", () => { state.follow(location.hash); if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values)); Explorer.controls.refresh(); Explorer.paths.refresh(); begun.clear(); show(state.values.view); });
+    window.addEventListener("hashchange", () => { state.follow(location.hash); if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values)); refresh(); begun.clear(); show(state.values.view); });
     state.watch(changed);
-    Explorer.controls.refresh();
-    Explorer.paths.refresh();
+    refresh();
     show(state.values.view);
     setTimeout(Explorer.plotly.load, 1500); // even if no path was found
   }

@@ -87,15 +87,18 @@ Explorer.map = (() => {
       margin: { l: 46, r: 8, t: 6, b: 40 },
     };
   }
-  const name = (word) => ({ theta1: "θ₁", theta2: "θ₂" }[word] || word);
+  const name = (word) => ({ theta1: "θ₁", theta2: "θ₂", alpha: "α", beta: "β" }[word] || word);
 
   // As tall as the landscape needs at this width, within what the window has room for.
   function tall() {
     const most = Math.max(300, Math.min(600, 0.62 * window.innerHeight)), wide = $("map-holder").clientWidth;
-    if (!flat()) return Math.min(most, Math.max(320, 0.8 * wide));
+    if (!flat()) return Math.round(Math.min(most, Math.max(320, 0.8 * wide)));
     const [xs, ys] = [land.x, land.y], shape = (ys[ys.length - 1] - ys[0]) / (xs[xs.length - 1] - xs[0]);
-    return Math.min(most, Math.max(240, (wide - 54) * shape + 46));
+    return Math.round(Math.min(most, Math.max(240, (wide - 54) * shape + 46)));
   }
+
+  // A window of another width has room for another height.
+  const fit = Explorer.later(() => { if (land && $("map").style.height !== `${tall()}px`) draw(); }, 150);
 
   // Without a landscape there is nothing to draw on.
   function clear() {
@@ -119,7 +122,7 @@ Explorer.map = (() => {
     const mine = (turn += 1);
     await Explorer.plotly.ready;
     if (mine !== turn) return; // another picture was asked for meanwhile
-    await Explorer.plot("map", traces(), layout());
+    await Explorer.plot("map", traces(), { ...layout(), height: $("map").clientHeight }); // else it keeps the last one's
     Explorer.sheet.remove();
     shown();
   }
@@ -158,7 +161,7 @@ Explorer.map = (() => {
   }
 
   return {
-    draw, legend,
+    draw, fit, legend,
     get land() { return land; }, get path() { return path; }, get rules() { return rules; }, get height() { return height; },
     flat,
     after(work) { hides.push(work); },

@@ -13,15 +13,14 @@ Explorer.panels = (() => {
   }
 
   let rivals = [];
-  // While the paths to other basins are worked out, the last ones stay, faintly, so that nothing jumps.
+  // While the paths to other basins are worked out, the last ones stay, so that nothing jumps.
   function summary(path, complete = true) {
     const rest = path.rest ? [["At rest", `${number(path.rest)} per unit of time, not in J`]] : [];
     const parts = [pairs([
       ["Cost J", number(path.J, 6)], ["Ends at", place(path.end)], ["First velocity", place(path.velocity0)], ...rest,
       ["Error, estimated", path.error === null ? "unknown" : path.error.toExponential(0)],
     ])];
-    if (!complete) rivals.forEach((part) => part.classList.add("waiting"));
-    else rivals = path.candidates.length ? competing(path) : [];
+    if (complete) rivals = path.candidates.length ? competing(path) : [];
     parts.push(...rivals, make("p", { class: "note" }, path.message));
     fill("summary", ...parts);
     Explorer.$("status").textContent = `Optimal path: J ${number(path.J, 5)}, ends at ${place(path.end)}. ${path.message}`;

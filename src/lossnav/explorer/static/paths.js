@@ -22,6 +22,7 @@ Explorer.paths = (() => {
     },
     basins() { if (latest.path) panels.summary(latest.path); },
     rules(why = "None.") {
+      waits("rules", false);
       latest.rules = null;
       map.setRules(null);
       panels.none([], { ranking: why });
@@ -31,9 +32,12 @@ Explorer.paths = (() => {
     field() { latest.field = null; return map.setField(null); },
   };
 
+  // The panels that wait for each answer. The paths to other basins are asked for after the path.
+  const PANELS = { landscape: ["map"], path: ["summary", "costs"], basins: ["summary"], rules: ["ranking"], equations: ["equations", "rule", "python"], field: ["map"] };
+  const waits = (question, on) => PANELS[question].forEach((id) => Explorer.busy(id, question, on));
+
   async function ask(question, use, view = "paths") {
-    const box = { rules: "ranking", equations: "equations" }[question];
-    if (box) Explorer.$(box).classList.add("waiting");
+    waits(question, true);
     try {
       const request = state.request(view), found = await Explorer.ask(question, request);
       if (found === null) return; // a newer question is on its way
@@ -44,7 +48,7 @@ Explorer.paths = (() => {
       await forget[question]();
       trouble(question, question === "basins" ? new Error(`Paths to other basins: ${error.message}`) : error);
     }
-    if (box) Explorer.$(box).classList.remove("waiting");
+    waits(question, false);
   }
 
   const land = () => ask("landscape", (found, request) => {
@@ -61,6 +65,7 @@ Explorer.paths = (() => {
     panels.summary(found, false);
     Explorer.play.show();
     costs();
+    waits("basins", true);
     basins();
   });
   const current = () => about === facts(state.values);
@@ -82,6 +87,8 @@ Explorer.paths = (() => {
   async function changed(keys) {
     if (touches(keys, [...GROUND, ...PATH])) {
       ["basins", "rules", "equations"].forEach(Explorer.ask.drop);
+      ["rules", "equations"].forEach((question) => waits(question, true));
+      waits("basins", false);
       trouble("basins", null);
       Explorer.handle.place(); path(); rules(); equations();
       if (state.values.field && touches(keys, [...GROUND, ...PATH.slice(2)])) { Explorer.ask.drop("field"); field(); }
@@ -94,14 +101,16 @@ Explorer.paths = (() => {
   }
 
   function controls() {
-    const { slider, list, check, member, words, group, shownIf } = Explorer.controls;
+    const { slider, list, check, member, words, limits, group, shownIf } = Explorer.controls;
     const f = state.fields("paths"), { landscapes, rules: titles } = state.catalogue;
     const names = Object.fromEntries([...Object.entries(landscapes).map(([name, one]) => [name, one.title]), ["expression", "Your own formula"]]);
     if (Explorer.stored) for (const name of Object.keys(names)) if (!Explorer.stored.grid.landscapes[name]) delete names[name];
     const own = (test, row) => shownIf(row, test);
     Explorer.fill("controls-paths",
       group("Landscape", list("landscape", "Landscape", names),
-        own((v) => v.landscape === "expression", words("expression", "L(x, y) =", "+ − * / **, brackets, pi, exp log sqrt sin cos tan tanh abs …"))),
+        own((v) => v.landscape === "expression", words("expression", "L(x, y) =", "+ − * / **, brackets, pi, exp log sqrt sin cos tan tanh abs …")),
+        check("box", "Set the limits of the picture", { on: () => [...state.box], off: null }),
+        own((v) => v.box !== null, limits("box", f.box))),
       group("What the learner believes",
         slider("gamma", "Discount γ", { kind: "zero", low: 0.01, high: 20, field: f.gamma, title: "0 plans for the whole future, large values only for the next moment" }),
         slider("eta", "Learning rate η", { low: 0.05, high: 20, field: f.eta }),
@@ -114,12 +123,12 @@ Explorer.paths = (() => {
         own((v) => v.metric === "anisotropic", slider("angle", "Cheap direction, degrees", { kind: "plain", low: -90, high: 90, field: f.angle })),
         list("drift", "Drift", { none: "None", decay: "Decay to zero", rotation: "Rotation" }),
         own((v) => v.drift !== "none", slider("speed", "Rate of the drift", { kind: "zero", low: 0.02, high: 5, field: f.speed }))),
-      group("Rules to compare", ...Object.entries(titles).map(([name, title]) => member("rules", name, title)),
+      group("Rules to compare", ...Object.entries(titles).filter(([name]) => !Explorer.stored || Explorer.stored.grid.rules.includes(name)).map(([name, title]) => member("rules", name, title)),
         slider("dt", "Step time dt", { low: 0.01, high: 1, field: f.dt }),
         slider("steps", "Steps", { low: 10, high: 400, field: f.steps, step: 1 }),
         check("rate", "Set the learning rate", { on: () => 0.1, off: null }),
         own((v) => v.rate !== null, slider("rate", "Learning rate", { low: 1e-4, high: 10, field: f.rate }))),
-      group("Start", slider("x", "First coordinate", { kind: "plain", low: -5, high: 5, field: f.x }), slider("y", "Second coordinate", { kind: "plain", low: -5, high: 5, field: f.y })));
+      group("Start", slider("x", "First coordinate", { kind: "plain", low: () => state.box.slice(0, 2), field: f.x }), slider("y", "Second coordinate", { kind: "plain", low: () => state.box.slice(2), field: f.y })));
     const pick = (value, text) => Explorer.make("button", { type: "button", id: `picture-${value}`, onclick: () => state.set({ picture: value }) }, text);
     Explorer.fill("map-bar", Explorer.make("div", { class: "choice", role: "group", "aria-label": "Kind of picture" }, pick("contour", "Contours"), pick("surface", "3-D")),
       shownIf(check("field", "Policy field and watershed"), (v) => v.picture === "contour"), check("others", "Paths to other basins"));
@@ -129,7 +138,7 @@ Explorer.paths = (() => {
     for (const kind of ["contour", "surface"]) Explorer.$(`picture-${kind}`).setAttribute("aria-pressed", String(state.values.picture === kind));
   }
   // All at once, as for a link followed on the open page: answers to what was asked before are dropped.
-  const all = () => { ["basins", "rules", "equations", "field"].forEach(Explorer.ask.drop); land(); path(); rules(); equations(); field(); };
+  const all = () => { waits("basins", false); ["basins", "rules", "equations", "field"].forEach(Explorer.ask.drop); land(); path(); rules(); equations(); field(); };
   const redraw = () => { map.draw(); if (latest.path) { panels.summary(latest.path); Explorer.costs.draw(latest.path); } if (latest.rules) panels.ranking(latest.rules); };
   return { controls, changed, refresh, all, redraw, latest };
 })();

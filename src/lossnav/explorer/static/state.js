@@ -4,7 +4,8 @@
 Explorer.state = (() => {
   const views = { paths: "path", beliefs: "beliefs", uncertainty: "uncertainty" };
   const prefix = { paths: "", beliefs: "b.", uncertainty: "u." };
-  const shown = { picture: "contour", field: false, others: true, view: "paths" };
+  const shown = { picture: "contour", field: false, others: true, view: "paths", story: "none" };
+  const LOOKS = ["picture", "field", "others"]; // do not change what a story tells
   let catalogue = null;
   const values = { ...shown };
   const watchers = [];
@@ -37,6 +38,18 @@ Explorer.state = (() => {
     return value >= field.minimum && value <= field.maximum && (![field.type].flat().includes("integer") || Number.isInteger(value));
   };
   const choices = { picture: ["contour", "surface"], field: ["true", "false"], others: ["true", "false"], view: Object.keys(views) };
+  const names = (name) => (name === "story" ? ["none", ...Object.keys(catalogue.stories)] : choices[name]);
+  // What a story sets, as a link has it.
+  const told = (name) => {
+    const { view, field, settings } = catalogue.stories[name];
+    const mine = Object.entries(settings).map(([key, value]) => [prefix[view] + key, text(value)]);
+    return new Map([["view", view], ["field", String(field)], ...mine]);
+  };
+  // Whether all is as the story has it.
+  const holds = (name) => {
+    const { view, settings } = catalogue.stories[name], mine = told(name), usual = defaults(view, settings.landscape);
+    return values.view === view && Object.keys(fields(view)).every((key) => text(values[prefix[view] + key]) === (mine.get(prefix[view] + key) ?? text(usual[key])));
+  };
 
   const link = () => {
     const words = new URLSearchParams();
@@ -55,6 +68,8 @@ Explorer.state = (() => {
   // Take over what a link says; a value that is not allowed becomes its default, and the page says so.
   const follow = (hash) => {
     const words = new URLSearchParams(hash.replace(/^#/, "")), unused = new Map(words);
+    const story = catalogue.stories[words.get("story")] ? words.get("story") : "none";
+    if (story !== "none") for (const [key, word] of told(story)) if (!words.has(key)) words.set(key, word);
     const read = (key, field, usual) => {
       const value = words.has(key) ? parse(field, words.get(key)) : usual;
       if (!words.has(key) || !fits(field, value)) return usual;
@@ -67,10 +82,11 @@ Explorer.state = (() => {
       const usual = defaults(view, view === "paths" ? landscape : undefined);
       for (const [name, field] of Object.entries(fields(view))) values[prefix[view] + name] = read(prefix[view] + name, field, usual[name]);
     }
-    for (const [name, names] of Object.entries(choices)) {
-      const word = read(name, { type: "string", enum: names }, String(shown[name]));
+    for (const name of Object.keys(shown)) {
+      const word = read(name, { type: "string", enum: names(name) }, String(shown[name]));
       values[name] = typeof shown[name] === "boolean" ? word === "true" : word;
     }
+    if (story !== "none" && !holds(story)) values.story = "none";
     const wrong = [...unused].map(([key, word]) => `${key}=${word}`.slice(0, 40)).slice(0, 5).join(", ");
     Explorer.trouble("link", wrong ? new Error(`The link says ${wrong}, which is not allowed here: the defaults are shown instead.`) : null);
   };
@@ -94,12 +110,15 @@ Explorer.state = (() => {
         const { rules, expression, steps } = values;
         all = { ...defaults("paths", changes.landscape), rules, expression, steps, ...changes };
       }
+      if (!Object.keys(all).every((key) => LOOKS.includes(key))) values.story = "none";
       Object.assign(values, all);
       ["link", "export"].forEach((what) => Explorer.trouble(what, null));
       if (Explorer.stored && !Object.keys(all).some((key) => key.includes("."))) Object.assign(values, Explorer.fix(values));
       keep();
       watchers.forEach((watcher) => watcher(Object.keys(all)));
     },
+    // The limits of the picture: those that are set, or the landscape's own.
+    get box() { return values.box || (catalogue.landscapes[values.landscape] || catalogue).box; },
     // The request of a view.
     request(view) {
       const found = {};

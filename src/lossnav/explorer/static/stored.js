@@ -16,12 +16,16 @@ Explorer.snap = (request) => {
   };
 };
 
+// A story of paths has answers of its own.
+Explorer.storied = (values) => Explorer.stored.grid.stories.includes(values.story);
+
 // The values of the page as the grid has them.
 Explorer.fix = (values) => {
+  if (Explorer.storied(values)) return {};
   const at = Explorer.snap(values), here = Explorer.stored.grid.landscapes[at.landscape];
   const [x, y] = here.starts[at.start];
   const usual = Explorer.state.defaults("paths", at.landscape);
-  const rules = values.rules.filter((name) => name in Explorer.stored.catalogue.rules);
+  const rules = values.rules.filter((name) => Explorer.stored.grid.rules.includes(name));
   return { ...usual, rules, ...here.variants[at.variant], landscape: at.landscape, gamma: here.gammas[at.gamma], x, y };
 };
 
@@ -29,8 +33,13 @@ Explorer.lookup = async (question, request) => {
   if (question === "beliefs" || question === "uncertainty") return Explorer.load(question);
   const at = Explorer.snap(request);
   if (question === "landscape") return Explorer.load(`landscape-${at.landscape}`);
-  const found = await Explorer.load(`${at.landscape}-${at.gamma}-${at.variant}`), start = found.starts[at.start];
-  const answer = { path: start.path, basins: start.path, rules: start.rules, field: found.field, equations: { ...found.equations, ...start.words } }[question];
+  const storied = Explorer.storied(Explorer.state.values);
+  const part = (name) => Explorer.load(`${storied ? `story-${Explorer.state.values.story}` : `${at.landscape}-${at.gamma}-${at.variant}`}-${name}`);
+  const start = () => part(storied ? 0 : at.start);
+  const answer = await {
+    path: async () => (await start()).path, basins: async () => (await start()).path, rules: async () => (await start()).rules,
+    field: () => part("field"), equations: async () => ({ ...(await part("equations")), ...(await start()).words }),
+  }[question]();
   if (typeof answer.error === "string") throw new Explorer.Refused(answer.error); // a path's own error is a number
   return question === "rules" ? { ...answer, rows: answer.rows.filter((row) => request.rules.includes(row.name)) } : answer;
 };

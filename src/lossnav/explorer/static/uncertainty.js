@@ -35,7 +35,10 @@ Explorer.uncertainty = (() => {
     Explorer.$("status").textContent = `Largest variance ${number(top)} at time ${number(when, 3)}; in the end ${number(found.target[1])}.`;
   }
 
+  const waits = (on) => ["uncertainty-mean", "uncertainty-variance", "uncertainty-summary", "uncertainty-equations", "uncertainty-python"].forEach((id) => Explorer.busy(id, "answer", on));
+
   async function all() {
+    waits(true);
     try {
       const found = await Explorer.ask("uncertainty", state.request("uncertainty"));
       if (found === null) return;
@@ -49,6 +52,7 @@ Explorer.uncertainty = (() => {
       panels.none(["uncertainty-mean", "uncertainty-variance"], { "uncertainty-summary": "None.", "uncertainty-equations": "None.", "uncertainty-python": "" });
       Explorer.trouble("uncertainty", error);
     }
+    waits(false);
   }
 
   function controls() {

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -190,6 +191,70 @@ _BELIEF = (
     "products of eta and kappa with q/(alpha + q), q = xi^2/(gamma sigma^2), not alpha, xi and "
     "sigma by themselves."
 )
+_SHARED = (
+    "shared is 0: a straight move relative to the typical gradient shows eta, kappa and shared "
+    "only together."
+)
+
+
+def identify_relative(fit: Fit, observed: Observations, first: DiagonalModel) -> Fit | None:
+    """Fit a rule whose steps are bent relative to the tensor's gradients, or by their noise.
+
+    No constant gradient shows this bend, so the fit begins at the nearest member of the family,
+    and at the ``first`` model, whose corner a constant gradient shows as it is.
+    """
+    m, quick = fit.model, observed.part(3, 110)
+    if m.beta2 is None or m.growth is not None or m.by_noise or m.averages_steps or m.eps or m.root:
+        return None
+    ahead = 1 - m.beta1 if m.fresh > 0.5 * (1 - m.beta1) else 0.0
+    lr, bend = (1 + m.saturation) * m.lr, m.saturation / (1 + m.saturation) / m.lr
+    plain = replace(
+        m, lr=lr, saturation=0.0, shared=0.0, kappa=bend, diffuse=(True, True), fresh=ahead,
+        trend=0.0, relative=True, straight=True,
+    )  # fmt: skip
+    if fit.residual < _EXACT_BENT:  # the same rule by other constants
+        return replace(fit, model=plain) if m.saturation else None
+    starts = []
+    bends = (bend,) if m.saturation else (0.1 / lr, 1 / lr, 10 / lr)
+    for straight, kappa, c in itertools.product((False, True), bends, {False, bool(m.beta1)}):
+        one = replace(plain, straight=straight, kappa=kappa, centred=c)
+        starts += [one] if straight else [one, replace(one, shared=0.3)]
+        if not c or m.saturation:
+            continue
+        one = replace(one, noise=True, centred=False, gamma=first.gamma)
+        starts += [
+            replace(
+                one, relative=relative, wandering=w, shared=shared, beta2=beta2, beta1=beta1,
+                fresh=ahead and 1 - beta1,
+            )
+            for relative, w, shared in itertools.product((False, True), (0.0, 0.03), (0.0, 0.3))
+            for beta2, beta1 in itertools.product((0.6, 0.9, m.beta2), {m.beta1, first.beta1})
+        ]  # fmt: skip
+    best = fit
+    ranked = sorted((_scaled(one, quick) for one in starts), key=lambda one: one[0])
+    kinds = ([one for _, one in ranked if one.noise == noise] for noise in (False, True))
+    for start in itertools.chain(*(kind[:4] for kind in kinds)):
+        tried = quick.fit(start, _free_bent(start), rounds=12)
+        if tried.residual < 0.5 * fit.residual:
+            tried = observed.fit(tried.model, _free_bent(start), rounds=60)
+        if tried.residual < best.residual:
+            best = tried
+        if tried is best and best.residual < 1e-3 and not (start.straight or start.shared):
+            one = replace(best.model, shared=0.1)  # it shows little in short steps
+            best = observed.fit(one, _free_bent(one), rounds=60)
+        if best.residual < _EXACT_BENT:
+            break
+    return best if best is not fit else None
+
+
+def _scaled(model: DiagonalModel, observed: Observations) -> tuple[float, DiagonalModel]:
+    """A model with its best factor, and the distance of its steps."""
+    unit, steps = model.steps(observed.grads)[EARLY:], observed.steps[EARLY:]
+    lr = best_factor(unit, steps)
+    if not (lr > 0 and math.isfinite(lr)):
+        return math.inf, model
+    scaled = replace(model, lr=lr * model.lr, kappa=model.kappa / lr)
+    return distance(steps, lr * unit), scaled
 
 
 def identify_bent(probed: ProbedOptimizer, response: Response) -> tuple[Fit, Observations]:
@@ -222,7 +287,7 @@ def identify_bent(probed: ProbedOptimizer, response: Response) -> tuple[Fit, Obs
 
 
 def _free_bent(model: DiagonalModel) -> list[str]:
-    names = ("lr", "beta1", "fresh", "beta2", "gamma", "kappa", "root", "shared")
+    names = ("lr", "beta1", "fresh", "beta2", "gamma", "kappa", "root", "shared", "wandering")
     return [name for name in names if getattr(model, name)]
 
 
@@ -230,7 +295,7 @@ def _bent_starts(
     plans: tuple[Plan, ...], observed: Observations
 ) -> list[tuple[float, DiagonalModel]]:
     """Models on the grid of memories, with their distances from the steps."""
-    steps, constant = observed.steps[EARLY:], np.ones((STEPS, 1, 1))
+    constant = np.ones((STEPS, 1, 1))
     found = []
     for plan in plans:
         if plan.misfit > max(0.5, 10 * plans[0].misfit):
@@ -246,13 +311,8 @@ def _bent_starts(
             model = replace(
                 model, gamma=plan.gamma * left, kappa=plan.bend / left, root=plan.root * left
             )
-            for fresh in {0.0, 1 - beta1 if beta1 else 0.0}:
-                one = replace(model, fresh=fresh)
-                unit = one.steps(observed.grads)[EARLY:]
-                lr = best_factor(unit, steps)
-                if lr > 0 and math.isfinite(lr):
-                    apart = distance(steps, lr * unit)
-                    found.append((apart, replace(one, lr=lr, kappa=one.kappa / lr)))
+            ahead = {0.0, 1 - beta1 if beta1 else 0.0}
+            found += [_scaled(replace(model, fresh=fresh), observed) for fresh in ahead]
     return found
 
 
@@ -266,15 +326,22 @@ def learner_of(model: DiagonalModel) -> Learner | None:
     constants = {"eta": model.lr * bend, "gamma": 2 * model.gamma * bend, "kappa": model.kappa}
     assert model.beta2 is not None
     constants |= {"beta1": model.beta1, "beta2": model.beta2}
-    if model.centred and model.gamma:
-        options = {
+    averages = bool(model.beta1) or model.centred or model.noise or model.relative or model.straight
+    if averages or model.shared:
+        if model.root or (model.gamma == 0 and not model.beta1):
+            return None
+        options: dict[str, Any] = {
             "plan": "straight" if model.straight else "path",
             "look_ahead": bool(model.fresh),
             "shared": min(max(model.shared, 0.0), 1.0),
+            "relative": model.relative,
         }
-        return Learner("adaptive", constants, options=options, ambiguous=(_UNITS, _BELIEF))
-    if model.beta1 or model.straight or model.shared:
-        return None
+        if model.noise:
+            options["wandering"] = model.wandering
+        elif not model.centred:
+            options["observation"] = "squares"
+        words = (_UNITS, _BELIEF) + ((_SHARED,) if model.relative and model.straight else ())
+        return Learner("adaptive", constants, options=options, ambiguous=words)
     if model.root:
         gamma = constants["gamma"]
         shift = constants["eta"] * model.kappa * model.root**2

@@ -7,6 +7,7 @@ that the optimizer's steps on random gradients become those of the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit import EARLY, Fit, Observations, best_factor
-from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of
+from lossnav.inference.fit import EARLY, Fit, Observations, best_factor, distance
+from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of, growing
 from lossnav.rules.family import quotient, speed_limit
 from lossnav.rules.gains import one_minus_power
 
 WORTH = 0.3
 """A mechanism is named if it reduces the residual to less than this share."""
 _CLEAR = 0.02  # and to less than this
+_TRIED = 36
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class ChangedModel(DiagonalModel):
         beta3: Decay factor of a further average.
         weight: Weight of a further part.
         limit: Size above which something is cut off.
-        late: Steps by which gradients arrive late.
+        late: Steps by which gradients arrive late, or the number of a variant.
 
     Examples:
         >>> g = np.ones((3, 1, 1))
@@ -72,6 +74,7 @@ class Mechanism:
         start: Values to begin a fit with; of these, whole numbers are tried as they are.
         example: A known optimizer that has it.
         fixed: Numbers that are not fitted, as steps hardly show them.
+        whole: Whether it is a rule of its own, of which no member of the family is a part.
     """
 
     words: str
@@ -79,6 +82,7 @@ class Mechanism:
     start: tuple[dict[str, Any], ...] = ({},)
     example: str = ""
     fixed: tuple[str, ...] = ()
+    whole: bool = False
 
 
 def _shifted(x: FloatArray, by: int = 1) -> FloatArray:
@@ -100,13 +104,132 @@ def _filtered(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 
 def _differenced(m: ChangedModel, g: FloatArray) -> FloatArray:
+    if not m.limit:
+        return m.without(g + m.weight * (g - np.concatenate([g[:1], g[:-1]])))
     corrected = g + m.weight * (g - _shifted(g))
     return m.without(corrected / np.maximum(_lengths(corrected) / m.limit, 1.0))
 
 
+def _corrected(x: FloatArray, beta: float) -> FloatArray:
+    """The average of x with its bias corrected."""
+    mean: FloatArray = averaged(x, beta) / one_minus_power(beta, count_of(x))
+    return mean
+
+
+def _mean_difference(m: ChangedModel, g: FloatArray) -> FloatArray:
+    change = g - np.concatenate([g[:1], g[:-1]])
+    share = m.beta3 if m.late else 1 - m.beta3
+    mean = _corrected(g, m.beta1) + share * _corrected(change, m.beta3)
+    v = _corrected((g + share * change) ** 2, m.beta2 or 0.0)
+    return -m.lr * quotient(mean, speed_limit(np.sqrt(v), m.gamma, m.eps))
+
+
 def _two_means(m: ChangedModel, g: FloatArray) -> FloatArray:
+    if m.beta2 is None:
+        return m.without(g) - m.lr * m.weight * averaged(g, m.beta3)
     mean, _, D = m.parts(g)
     return -m.lr * quotient(mean + m.weight * averaged(g, m.beta3), D)
+
+
+def _partial_power(m: ChangedModel, g: FloatArray) -> FloatArray:
+    mean, _, D = m.parts(g)
+    if m.late:  # the bias is corrected as if the power were one half
+        D = D * one_minus_power(m.beta2 or 0.0, count_of(g)) ** (0.5 - 0.25 / m.weight)
+    return -m.lr * quotient(mean, D ** (2 * m.weight))
+
+
+def _friction(m: ChangedModel, g: FloatArray) -> FloatArray:
+    return m.without(g) / (1 + np.exp(-np.abs(g - _shifted(g))))
+
+
+def _bounded(m: ChangedModel, g: FloatArray) -> FloatArray:
+    """The average includes the bias correction of the mean."""
+    count = count_of(g)
+    rate = m.lr / m.parts(g)[2] / one_minus_power(m.beta1, count)
+    low, high = 1 - 1 / (m.weight * count + 1), 1 + 1 / (m.weight * count)
+    return -averaged(g, m.beta1) * np.clip(rate, m.limit * low, m.limit * high)
+
+
+def _rectified(m: ChangedModel, g: FloatArray) -> FloatArray:
+    assert m.beta2 is not None
+    count, longest = count_of(g), 2 / (1 - m.beta2) - 1
+    rho = longest - 2 * count * m.beta2**count / one_minus_power(m.beta2, count)
+    part = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)
+    mean, _, D = m.parts(g)
+    factor = np.sqrt(np.maximum(part, 0.0))
+    return -m.lr * np.where(rho > 5, factor * quotient(mean, D), mean)
+
+
+def _by_own_steps(m: ChangedModel, g: FloatArray) -> FloatArray:
+    D = np.sqrt(averaged(g * g, m.beta2 or 0.0) + m.root**2)
+    moved, steps = np.zeros_like(g[0]), np.empty_like(g)
+    for i, unit in enumerate(g / D):
+        steps[i] = np.sqrt(moved + m.root**2) * unit
+        moved = (m.beta2 or 0.0) * moved + (1 - (m.beta2 or 0.0)) * steps[i] ** 2
+    return -m.lr * steps
+
+
+def _from_the_start(m: ChangedModel, g: FloatArray) -> FloatArray:
+    rate = np.sqrt(count_of(g))
+    total, squares = np.cumsum(rate * g, axis=0), np.cumsum(rate * g * g, axis=0)
+    return -m.lr * quotient(total, np.cbrt(squares) + m.eps)
+
+
+def _averages_weights(m: ChangedModel, g: FloatArray) -> FloatArray:
+    """A fast point z, of which the weights have an average; they are put back at each step."""
+    unit = g if m.beta2 is None else quotient(g, m.parts(g)[2])
+    share = 1 / count_of(g)
+    fast = -_shifted(np.cumsum(unit, axis=0))
+    return m.lr * (share * fast - (1 - m.beta3 * (1 - share)) * unit)
+
+
+def _by_agreement(m: ChangedModel, g: FloatArray) -> FloatArray:
+    size, last, steps = np.full_like(g[0], m.lr), np.zeros_like(g[0]), np.empty_like(g)
+    for i, now in enumerate(g):
+        agrees = np.sign(now * last)
+        factor = np.where(agrees > 0, m.weight, np.where(agrees < 0, m.beta3, 1.0))
+        size = np.clip(size * factor, 1e-6, m.limit)
+        last = np.where(agrees < 0, 0.0, now)
+        steps[i] = -size * np.sign(last)
+    return steps
+
+
+def _one_length(m: ChangedModel, g: FloatArray) -> FloatArray:
+    move = m.without(g)
+    size = math.sqrt(math.prod(g.shape[2:]))
+    return m.lr * size * quotient(move, _lengths(move))
+
+
+def _row_and_column(squares: FloatArray, m: ChangedModel, beta: float) -> FloatArray:
+    """The product of the averages of rows and columns, each over its own mean."""
+    flat = squares.reshape(*squares.shape[:3], -1)
+    sides = (flat.mean(axis=axis, keepdims=True) for axis in (3, 2))
+    growth = m.growth
+    row, column = (averaged(x, beta) if growth is None else growing(x, growth) for x in sides)
+    unit = np.where(row > 0, row, 1.0).mean(axis=2, keepdims=True)
+    product: FloatArray = (row * column / unit).reshape(squares.shape)
+    return product
+
+
+def _factored(m: ChangedModel, g: FloatArray) -> FloatArray:
+    unit = quotient(g, np.sqrt(_row_and_column(g * g, m, m.beta2 or 0.0)))
+    unit = unit / np.maximum(np.sqrt(_mean_squares(unit)) / m.limit, 1.0)
+    mean = averaged(unit, m.beta1)
+    if m.beta3:
+        doubt = _row_and_column((unit - mean) ** 2, m, m.beta3)
+        mean = quotient(mean, np.sqrt(doubt))
+    return -m.lr * mean
+
+
+def _covered(m: ChangedModel, g: FloatArray) -> FloatArray:
+    flat = g.reshape(*g.shape[:3], -1)
+    rows, columns = np.zeros_like(flat[0, :, :, :1]), np.zeros_like(flat[0, :, :1])
+    unit = np.empty_like(flat)
+    for i, now in enumerate(flat):
+        total = now * now + np.minimum(rows, columns)
+        rows, columns = total.max(axis=2, keepdims=True), total.max(axis=1, keepdims=True)
+        unit[i] = quotient(now, np.sqrt(total))
+    return -m.lr * averaged(unit.reshape(g.shape), m.beta1)
 
 
 def _divided_first(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -170,6 +293,12 @@ def _never_less(m: ChangedModel, g: FloatArray) -> FloatArray:
     v = np.maximum.accumulate(averaged(g * g, m.beta2), axis=0)
     D = np.sqrt(v / one_minus_power(m.beta2, count_of(g))) + m.eps
     return -m.lr * quotient(m.parts(g)[0], D)
+
+
+def _never_less_corrected(m: ChangedModel, g: FloatArray) -> FloatArray:
+    """The largest of the variances whose bias is corrected."""
+    v = np.maximum.accumulate(_corrected(g * g, m.beta2 or 0.0), axis=0)
+    return -m.lr * quotient(m.parts(g)[0], np.sqrt(v) + m.eps)
 
 
 def _rates_averaged(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -250,6 +379,105 @@ MECHANISMS: dict[str, Mechanism] = {
         "MARS",
         fixed=("limit",),
     ),
+    "gradient difference, not clipped": Mechanism(
+        "corrects each gradient by {weight:.3g} times its change since the last",
+        _differenced,
+        ({"weight": 1.0},),
+        "optimistic gradient descent",
+    ),
+    "averaged gradient difference": Mechanism(
+        "adds an average of the gradient's changes (beta = {beta3:.5g}) to its mean",
+        _mean_difference,
+        (
+            {"beta3": 0.92, "beta1": 0.98, "beta2": 0.99},
+            {"beta3": 0.92, "late": 1, "beta1": 0.98, "beta2": 0.99},
+        ),
+        "Adan",
+    ),
+    "several means": Mechanism(
+        "adds {weight:.3g} times a slower mean (beta = {beta3:.5g}) to the mean and the gradient",
+        _two_means,
+        ({"beta1": 0.9, "beta3": 0.99, "weight": 9.0, "fresh": 0.1},),
+        "AggMo",
+    ),
+    "partial power": Mechanism(
+        "divides by the variance to the power {weight:.3g}, not by its root",
+        _partial_power,
+        ({"weight": 0.25}, {"weight": 0.1}, {"weight": 0.25, "late": 1}),
+        "PAdam",
+    ),
+    "friction": Mechanism(
+        "multiplies each step by a sigmoid of the gradient's last change (friction)",
+        _friction,
+        example="DiffGrad",
+    ),
+    "bounded step size": Mechanism(
+        "keeps the step size of each coordinate between bounds that close in on {limit:.3g}",
+        _bounded,
+        tuple({"limit": 0.1, "weight": 1e-3, "lr": lr} for lr in (1e-3, 1e-2)),
+        "AdaBound",
+    ),
+    "rectified variance": Mechanism(
+        "starts as gradient descent and warms up as its estimate of the variance gets reliable",
+        _rectified,
+        example="RAdam",
+    ),
+    "own step length": Mechanism(
+        "multiplies by the root mean square of its own steps, so that it needs no lr",
+        _by_own_steps,
+        ({"beta1": 0.0, "beta2": 0.9, "root": 1e-3}, {"beta1": 0.0, "beta2": 0.95, "root": 1e-4}),
+        "Adadelta",
+        whole=True,
+    ),
+    "dual averaging": Mechanism(
+        "adds all gradients since the start and divides by the cube root of their squares",
+        _from_the_start,
+        example="MADGRAD",
+        whole=True,
+    ),
+    "parameter averaging": Mechanism(
+        "moves the weights to the average of a faster point (beta = {beta3:.5g})",
+        _averages_weights,
+        ({"beta1": 0.0, "beta3": 0.9},),
+        "Schedule-Free",
+    ),
+    "sign agreement": Mechanism(
+        "takes steps that grow by {weight:.3g} while a gradient keeps its sign and shrink by "
+        "{beta3:.3g} where it changes",
+        _by_agreement,
+        (
+            {"weight": 1.2, "beta3": 0.5, "limit": 50.0, "lr": 0.01, "beta1": 0.0},
+            {"weight": 1.2, "beta3": 0.5, "limit": 50.0, "lr": 0.001, "beta1": 0.0},
+        ),
+        "Rprop",
+        fixed=("limit",),
+        whole=True,
+    ),
+    "normalised length": Mechanism(
+        "takes steps of one length for each tensor", _one_length, example="LAMB"
+    ),
+    "factored second moment": Mechanism(
+        "has one scale for each row and one for each column, and cuts steps by their root mean "
+        "square above {limit:.3g}",
+        _factored,
+        ({"limit": 1.0, "beta1": 0.0, "growth": 0.8}, {"limit": 1.0}),
+        "Adafactor",
+        whole=True,
+    ),
+    "factored second moment, with confidence": Mechanism(
+        "has one scale for each row and one for each column, and divides its mean by a factored "
+        "estimate of the mean's own error",
+        _factored,
+        ({"limit": 1.0, "beta1": 0.9, "beta2": 0.999, "beta3": 0.9999},),
+        "CAME",
+        whole=True,
+    ),
+    "cover of rows and columns": Mechanism(
+        "divides by sums of squares of which it keeps one for each row and each column",
+        _covered,
+        example="SM3",
+        whole=True,
+    ),
     "additive variance": Mechanism(
         "changes its variance by additions of fixed relative size, not by averaging",
         _additive,
@@ -263,6 +491,9 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "largest variance": Mechanism(
         "keeps the largest variance so far", _never_less, example="AMSGrad"
+    ),
+    "largest variance, corrected": Mechanism(
+        "keeps the largest variance so far", _never_less_corrected, example="AMSGrad"
     ),
     "averaged step size": Mechanism(
         "limits the step size of each coordinate by its own average (beta3 = {beta3:.5g})",
@@ -280,7 +511,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "shortens the steps of a tensor whose gradients exceed {limit:.3g} times their root mean "
         "square",
         _cut_by_rms,
-        ({"limit": 1.0},),
+        ({"limit": 1.0}, {"limit": 1.0, "growth": 0.8, "beta1": 0.0, "diffuse": (False, False)}),
         "StableAdamW",
     ),
     "cautious mask": Mechanism(
@@ -307,7 +538,14 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
 }
 """The mechanisms that are tried, by name."""
-_NEEDS_VARIANCE = set(MECHANISMS) - {"gradient filter", "cautious mask", "mask", "delay"}
+WHOLE = {name.split(",")[0] for name, one in MECHANISMS.items() if one.whole}
+_NO_VARIANCE = {
+    "gradient filter", "cautious mask", "mask", "delay", "gradient difference, not clipped",
+    "several means", "parameter averaging", "normalised length",
+}  # fmt: skip
+"""Mechanisms that gradient descent may have as well."""
+_OWN_LR = {name for name, one in MECHANISMS.items() if "lr" in one.start[0]}
+_MATRIX = {name for name in MECHANISMS if name.startswith(("factored", "cover of rows"))}
 
 
 def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> Fit | None:
@@ -320,19 +558,27 @@ def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> 
     """
     quick = observed.part(len(observed.steps[0]), 160)
     now = quick.fit(known.model, ["lr"], rounds=3).residual
-    tried = []
-    for start in _starts(bases):
-        factor = best_factor(start.steps(quick.grads)[EARLY:], quick.steps[EARLY:])
-        if not 0 < factor < np.inf:
-            continue
-        start = replace(start, lr=start.lr * factor)
+    tried, starts = [], []
+    for start in _starts(bases, observed.grads.ndim > 3):
+        unit, steps = start.steps(quick.grads)[EARLY:], quick.steps[EARLY:]
+        # Where a start has an lr of its own, other numbers are in units of it.
+        factor = 1.0 if start.mechanism in _OWN_LR else best_factor(unit, steps)
+        if 0 < factor < np.inf:
+            starts.append((distance(steps, factor * unit), replace(start, lr=start.lr * factor)))
+    starts.sort(key=lambda one: one[0])
+    first = {start.mechanism: start for _, start in reversed(starts)}  # the best of each
+    others = [start for _, start in starts if start is not first[start.mechanism]]
+    for start in [*reversed(first.values()), *others][:_TRIED]:
         one = quick.fit(start, _free(start), rounds=8)
         if one.residual < 0.8 * now:
             tried.append(one)
         if one.residual < 1e-3 * now:
             break
     best: Fit | None = None
-    for one in sorted(tried, key=lambda fit: fit.residual)[:4]:
+    leaders: dict[str, Fit] = {}  # the best of each mechanism
+    for one in sorted(tried, key=lambda fit: fit.residual):
+        leaders.setdefault(getattr(one.model, "mechanism"), one)  # noqa: B009
+    for one in list(leaders.values())[:4]:
         better = observed.fit(one.model, _free(one.model), rounds=40)
         if best is None or better.residual < best.residual:
             best = better
@@ -343,10 +589,12 @@ def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> 
     return best if best.residual < _CLEAR else None
 
 
-def _starts(bases: list[DiagonalModel]) -> Iterator[ChangedModel]:
+def _starts(bases: list[DiagonalModel], matrix: bool) -> Iterator[ChangedModel]:
     for name, mechanism in MECHANISMS.items():
         for base in bases:
-            if base.beta2 is None and name in _NEEDS_VARIANCE:
+            if (base.beta2 is None and name not in _NO_VARIANCE) or (
+                name in _MATRIX and not matrix
+            ):
                 continue
             if not base.beta1 and name in ("cautious mask", "mask", "sign of the gradient"):
                 continue
@@ -356,7 +604,9 @@ def _starts(bases: list[DiagonalModel]) -> Iterator[ChangedModel]:
 
 
 def _free(model: DiagonalModel) -> list[str]:
-    names = ("lr", "beta1", "beta2", "eps", "root", "beta3", "weight", "limit")
+    names = ["lr", "beta1", "beta2", "eps", "root", "beta3", "weight", "limit", "fresh", "growth"]
+    if model.growth is not None:
+        names.remove("beta2")
     fixed = MECHANISMS[getattr(model, "mechanism")].fixed  # noqa: B009
     return [name for name in names if getattr(model, name, 0.0) and name not in fixed]
 

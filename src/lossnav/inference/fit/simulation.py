@@ -10,6 +10,7 @@ look-ahead, and another number for Lion and for quasi-hyperbolic averages.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from scipy import signal
 
 from lossnav._base.checks import FloatArray
 from lossnav.rules.family import quotient, speed_limit
-from lossnav.rules.gains import SteadyKalman, one_minus_power, positive_or_one
+from lossnav.rules.gains import SteadyKalman, one_minus_power, positive_or_one, remembered
 from lossnav.solvers.curvature import phi
 
 
@@ -52,6 +53,9 @@ class DiagonalModel:
         by_noise: K is the steady Kalman gain of each coordinate.
         growth: c of :math:`1-\beta_2=t^{-c}` in place of ``beta2``.
         kappa, straight: Curvature per unit of v, for steps shortened by it; by the implicit step.
+        relative: The curvature is relative to the tensor's own scale.
+        noise: v is the noise about the mean, and :math:`v+m^2` is under the root.
+        wandering: Of the minimum, as in `lossnav.learning_rule`; None keeps no evidence of it.
         saturation, shared: The same relative to the tensor's own scale, as in `Navigator`, and the
             share of either that all coordinates have alike.
         averages_steps: m is the mean of :math:`g/D`, not of g.
@@ -82,6 +86,9 @@ class DiagonalModel:
     shared: float = 0.0
     averages_steps: bool = False
     straight: bool = False
+    relative: bool = False
+    noise: bool = False
+    wandering: float | None = None
 
     def means(self, grads: FloatArray) -> FloatArray:
         """u of each step for one gain and without bias correction."""
@@ -109,8 +116,11 @@ class DiagonalModel:
                 return move * (1 + c) / (1 + z)
             if self.kappa:
                 z = (1 - self.shared) * quotient(v, D)
-                if self.shared:
-                    z = z + self.shared * np.sqrt(self._typical(v, past))
+                if self.shared or self.relative:
+                    scale = np.sqrt(positive_or_one(self._typical(v, past)))
+                    z = z / scale + self.shared if self.relative else z + self.shared * scale
+                if self.wandering is not None:
+                    z = z * np.vectorize(remembered)(self.wandering, count_of(grads))
                 z = self.lr * self.kappa * z
                 move = move * (1 / (1 + z) if self.straight else phi(z))
         return move
@@ -122,14 +132,19 @@ class DiagonalModel:
             m = averaged(grads, self.beta1, past.mean)
             before = np.concatenate([np.broadcast_to(past.mean, m[:1].shape), m[:-1]])
             deviations = self.beta1 * (grads - before)
-        squares = deviations * deviations
         count = count_of(grads, past.age)
+        if self.noise:
+            m = averaged(grads, self.beta1) / one_minus_power(self.beta1, count)
+            deviations = math.sqrt((1 + self.beta1) / 2) * (
+                grads - np.concatenate([grads[:1], m[:-1]])
+            )
+            assert self.beta2 is not None
+            v = averaged(deviations**2, self.beta2)
+            v = v / one_minus_power(self.beta2, np.maximum(count - 1, 1))
+            return v, speed_limit(np.sqrt(v + m * m), self.gamma, self.eps)
+        squares = deviations * deviations
         if self.growth is not None:
-            v = np.empty_like(squares)
-            last = np.zeros_like(squares[0])
-            for i, b in enumerate(1 - count.ravel() ** -self.growth):
-                last = b * last + (1 - b) * squares[i]
-                v[i] = last
+            v = growing(squares, self.growth, past.age)
         else:
             assert self.beta2 is not None
             v = averaged(squares, self.beta2, past.variance)
@@ -141,7 +156,7 @@ class DiagonalModel:
     def _mean(self, grads: FloatArray, v: FloatArray, past: History) -> FloatArray:
         """The mean that the step is made of."""
         count = count_of(grads, past.age)
-        if self.by_noise:
+        if self.by_noise and self.beta1:
             K = SteadyKalman(self.beta1).gain(v, count, self._typical(v, past))
             m, last = np.empty_like(grads), np.zeros_like(grads[0])
             for i, g in enumerate(grads):
@@ -165,7 +180,8 @@ class DiagonalModel:
             assert self.beta2 is not None
             mean = averaged(past.typical, self.beta2)
             mean = mean / one_minus_power(self.beta2, count_of(mean, past.age))
-        return np.concatenate([mean[:1], mean[:-1]])
+        known = 2 if self.noise else 1
+        return np.concatenate([mean[:known], mean[known - 1 : -1]])
 
 
 def averaged(x: FloatArray, beta: float, start: Any = 0.0) -> FloatArray:
@@ -180,6 +196,20 @@ def averaged(x: FloatArray, beta: float, start: Any = 0.0) -> FloatArray:
     first = np.broadcast_to(beta * np.asarray(start, dtype=np.float64), x[:1].shape)
     result: FloatArray = signal.lfilter([1 - beta], [1.0, -beta], x, axis=0, zi=first)[0]
     return result
+
+
+def growing(x: FloatArray, growth: float, age: float = 0.0) -> FloatArray:
+    r"""The running average with :math:`1-\beta=t^{-c}` at step t.
+
+    Examples:
+        >>> growing(np.array([[1.0], [3.0], [5.0]]), 1.0).ravel()  # the mean of all
+        array([1., 2., 3.])
+    """
+    mean, last = np.empty_like(x), np.zeros_like(x[0])
+    for i, b in enumerate(1 - count_of(x, age).ravel() ** -growth):
+        last = b * last + (1 - b) * x[i]
+        mean[i] = last
+    return mean
 
 
 def count_of(x: FloatArray, age: float = 0.0) -> FloatArray:

@@ -26,7 +26,14 @@ from lossnav.inference.assumptions import (
     WeightDrift,
 )
 from lossnav.inference.log import record_file
-from lossnav.inference.log.adaptive import AdaptiveFit, fit_from_later, fit_from_start
+from lossnav.inference.log.adaptive import (
+    LEAST_FIRST,
+    LEAST_STEPS,
+    LEAST_UPDATES,
+    AdaptiveFit,
+    fit_from_later,
+    fit_from_start,
+)
 from lossnav.inference.log.linear import (
     ROUNDING,
     LinearFit,
@@ -137,11 +144,19 @@ def _identified(name: str, segments: Sequence[Segment]) -> Assumptions:
         adaptive = fit_from_later(training)
     if adaptive is not None and _explains(adaptive):
         return _of_adaptive(name, adaptive, exam, training, fresh=fresh)
+    if adaptive is None:
+        longest = max(len(segment.lr) for segment in training)
+        return Assumptions(
+            name,
+            notes=(
+                "Rules with memory cannot be fitted to this record: its longest run of consecutive "
+                f"steps is {longest}, and it takes {LEAST_STEPS} with {LEAST_UPDATES} updates that "
+                f"are not zero, or {LEAST_FIRST} from the optimizer's first step on. Give record() "
+                "a larger burst.",
+            ),
+        )
     kinds = {"linear in the gradients": linear, "of one length": sign, "like Adam's": adaptive}
     tried = {words: fit.residual for words, fit in kinds.items() if fit is not None}
-    if not tried:
-        alone = "No two recorded steps follow each other, so that no memory shows."
-        return Assumptions(name, notes=(alone,))
     words = min(tried, key=lambda kind: tried[kind])
     return Assumptions(
         name,

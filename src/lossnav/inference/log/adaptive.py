@@ -25,6 +25,8 @@ from lossnav.inference.log.record_file import Segment
 
 SINGLE = 1.2e-7
 """Constants are rounded to single precision before they are used."""
+LEAST_STEPS, LEAST_UPDATES, LEAST_FIRST = 16, 200, 4
+"""Consecutive steps and updates that a fit takes, and steps where the record begins with them."""
 NAMES = ("factor", "beta1", "beta2", "eps", "weight_decay", "gamma", "saturation", "shared")
 _FACTOR, _BETA1, _BETA2, _EPS, _DECAY, _GAMMA, _SATURATION, _SHARED = range(8)
 
@@ -127,7 +129,9 @@ def fit_from_start(segments: Sequence[Segment]) -> AdaptiveFit | None:
     coordinates; the numbers come from all.
     """
     used = [s for s in segments if s.fresh]
-    if not used or sum(s.update.size for s in used) < 12:
+    if max((len(s.lr) for s in used), default=0) < LEAST_FIRST:
+        return None
+    if sum(s.update.size for s in used) < 12:
         return None
     few = [s.some(20, 40) for s in used[:2]]
     best: tuple[float, Variant, FloatArray] | None = None
@@ -253,13 +257,13 @@ def _beta(x: float, half: float) -> Estimate:
 
 def fit_from_later(segments: Sequence[Segment]) -> AdaptiveFit | None:
     """The same for a record that begins after the optimizer."""
-    long = [s for s in segments if len(s.lr) >= 16]
+    long = [s for s in segments if len(s.lr) >= LEAST_STEPS]
     if not long:
         return None
     segment = max(long, key=lambda s: s.update.size).some(24)
     moving = (np.abs(segment.update).max(axis=0) > 0) & (np.abs(segment.grad).max(axis=0) > 0)
     segment = segment.of(np.flatnonzero(moving))
-    if segment.update.size < 200:
+    if segment.update.size < LEAST_UPDATES:
         return None
     best: _LateProblem | None = None
     for variant in _FROM_LATER:

@@ -70,6 +70,7 @@ class ProbedOptimizer:
             raise self._refusal(error) from error
         own = self._adapter.name
         self.name = name or ("the optax transformation" if own == "optax" else own)
+        self._alone = own == "optax" and self._tensors_are_alone()
 
     @property
     def random(self) -> bool:
@@ -80,6 +81,22 @@ class ProbedOptimizer:
     def has_rate(self) -> bool:
         """Whether the learning rate can be scaled by ``run(rate=...)``."""
         return self._adapter.has_rate
+
+    def _tensors_are_alone(self) -> bool:
+        """Whether each tensor gets the same steps if an optax rule is compiled for one tensor."""
+        rng, runs = np.random.default_rng(0), []
+        size = np.array([1.0, 100.0]).reshape(-1, *[1] * len(self.shape))
+        g = size * rng.standard_normal((12, 2, *self.shape))
+        theta = np.broadcast_to(rng.standard_normal((2, *self.shape)), g.shape)
+        for self._alone in (False, True):
+            try:
+                with np.errstate(all="ignore"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    runs.append(self._moves(g, theta, free=False, rate=1.0))
+            except ProbeError:  # it branches on values, or fails; a probe will say how
+                return False
+        listed, mapped = runs
+        return bool(np.allclose(listed, mapped, rtol=1e-9, atol=0.0, equal_nan=True))
 
     def run(
         self,
@@ -127,7 +144,7 @@ class ProbedOptimizer:
         try:
             with self._one_thread():
                 self.watch.begin_step(0)
-                step = self._adapter.start(theta, rate=rate)
+                step = self._adapter.start(theta, rate=rate, alone=self._alone)
                 for t, grad in enumerate(grads):
                     self.watch.begin_step(t + 1)
                     theta = theta if free else np.array(weights[t])

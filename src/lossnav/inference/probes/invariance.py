@@ -177,6 +177,18 @@ def on_weight_size(probed: ProbedOptimizer) -> float:
     return gap(small, large)
 
 
+def projects_weights(probed: ProbedOptimizer) -> bool:
+    """Whether some steps have no component along the weights, which chance does not make."""
+    rng = np.random.default_rng(0)  # the other probes' gradients stay the same
+    x = rng.standard_normal((4, *probed.shape))
+    g = probed.size * rng.standard_normal((SHORT, *x.shape))
+    moves = probed.run(g, x).reshape(SHORT, 4, -1)
+    flat = x.reshape(4, -1)
+    along = np.abs((moves * flat).sum(axis=2))
+    whole = np.linalg.norm(moves, axis=2) * np.linalg.norm(flat, axis=1)
+    return flat.shape[1] > 1 and bool((along < 1e-6 * whole).mean() > 0.01)
+
+
 def on_path(probed: ProbedOptimizer, pull: Pull) -> float:
     """Relative change of steps if weights are put back after each, besides the effect of drift.
 

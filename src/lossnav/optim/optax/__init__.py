@@ -1,14 +1,14 @@
 """Optimizers for JAX, as transformations of optax: ``from lossnav.optim.optax import navigator``.
 
 Each is the optimizer of the same name in `lossnav.optim.torch`, with the same defaults and the same
-steps: tests hold the two within 1e-6 of each other over 100 steps. That class explains what the
+steps: tests check that the two agree within 1e-6 over 100 steps. That class explains what the
 arguments mean; ``lr`` is ``learning_rate`` here and ``betas`` are ``b1, b2``, as in optax.
 
 No formula is repeated: each function sets up a rule of `lossnav.rules` and runs it on every leaf.
 The state is a named tuple of ``count`` (steps taken), ``skipped`` (steps left out because a
 gradient was not finite) and ``memory`` (trees like the parameters', by name). Numbers may be
-injected by `optax.inject_hyperparams`. State is kept in float32 at least (`compensated` keeps the
-small steps of bfloat16 parameters, too); a complex leaf is a pair of real ones (conjugate its
+injected by `optax.inject_hyperparams`. State is stored in float32 or wider (`compensated` retains
+the small steps of bfloat16 parameters, too); a complex leaf is a pair of real ones (conjugate its
 gradient first, as for all of optax).
 """
 
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from lossnav.optim.optax.compensation import compensated
 from lossnav.optim.optax.create import create
-from lossnav.optim.optax.rule import joinable
+from lossnav.optim.optax.rule import rule_transform
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule, State
@@ -124,10 +124,8 @@ def navigator(
     """
     centered = respelled(centered, centred)
     c, a = damping(saturation, shared, horizon, wandering)
-    numbers = {"eps": eps, "gamma": gamma, "saturation": c, "shared": a}
-    numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
-    numbers |= {} if wandering is None else {"wandering": wandering}
-    rule = _belief(b1, b2, gain, centered, nesterov, **numbers)
+    numbers = {"eps": eps, "gamma": gamma, "saturation": c, "shared": a, "wandering": wandering}
+    rule = _belief(b1, b2, gain, centered, nesterov, horizon, cooldown, **numbers)
     return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
 
@@ -217,10 +215,9 @@ def kronecker_navigator(
     check_basis(whole[0], whole[1], matrix)
     check_horizon(horizon)
     centered = respelled(centered, centred)
-    numbers = {"eps": eps, "gamma": gamma, "saturation": saturation, "shared": shared}
-    numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
-    numbers |= {} if wandering is None else {"wandering": wandering}
-    inner = _belief(b1, b2, gain, centered, nesterov, **numbers)
+    numbers = {"saturation": saturation, "shared": shared, "wandering": wandering}
+    numbers |= {"eps": eps, "gamma": gamma}
+    inner = _belief(b1, b2, gain, centered, nesterov, horizon, cooldown, **numbers)
     # A matrix counts its steps from the second gradient on.
     later: Any = horizon
     if horizon is not None:
@@ -228,16 +225,16 @@ def kronecker_navigator(
     turned = replace(inner, horizon=later)
     rule = RotatedRule(dt=1.0, inner=turned, basis_beta=plain(basis_beta), refresh=refresh)
 
-    def assign(leaves: list[Any], _: Any, held: list[State] | None) -> list[Rule]:
+    def assign(leaves: list[Any], _: Any, states: list[State] | None) -> list[Rule]:
         sizes = [
             (1, 0) if leaf is None else matrix_size(jnp.shape(leaf), pairs=jnp.iscomplexobj(leaf))
             for leaf in leaves
         ]
-        if held is None:
+        if states is None:
             auto = partial(sides, matrix=matrix, max_dim=max_dim, basis_beta=basis_beta)
             chosen = [auto(*size) for size in sizes]
         else:  # settings may be traced now, but the state shows which sides they chose
-            chosen = [tuple(i for i in (0, 1) if f"C{i}" in memory) for memory in held]
+            chosen = [tuple(i for i in (0, 1) if f"C{i}" in memory) for memory in states]
         costs = tuple(
             float(sum(size[i] ** 3 for i in own)) for size, own in zip(sizes, chosen, strict=True)
         )
@@ -288,19 +285,20 @@ def weight_uncertainty(
     tree of the curvature's diagonal, for ``"ggn"``; and ``batch_size``, in place of the setting.
 
     Args:
-        learning_rate: Step size (dimensionless): a number or a schedule.
-        k: Weight of the loss, for each example of a batch.
+        learning_rate: Share of the past that a step forgets (dimensionless): a number or a
+            schedule.
+        k: Weight of an observation; 1 is Bayes' rule.
         batch_size: Examples in a batch, whose mean the loss is; needed here or in each ``update``.
         curvature: Source of the curvature estimate.
         pull: Strength of the pull towards the prior's mean.
         momentum: Decay rate of the average of gradients.
         curvature_rate: Gain of the average of curvature.
-        signal_rate: Gain of the averages that measure the share of signal.
+        signal_rate: Gain of the averages that measure the share of signal and the evidence.
         prior_rate: Rate at which the prior's mean follows the weights.
         return_rate: Rate at which the prior's mean returns to the initial weights.
-        prior_variance: Prior variance. None takes the mean square of each matrix at ``init``;
-            vectors and zeros take that of the nearest matrix in the tree: first in the same branch,
-            and rather before than after them.
+        prior_variance: Prior variance. None takes 2 over the inputs of a unit of each matrix, whose
+            units are along the last axis, as in Flax; vectors take that of the nearest matrix in
+            the tree: first in the same branch, and rather before than after them.
         balance: Balance layers by their share of signal.
         inertia: Inertia of the second-order equations; 0 is overdamped.
         volatility: With inertia, how much a moving mean raises the variance.
@@ -433,7 +431,7 @@ def from_rule(
             f"from_rule takes a Rule, but a {type(rule).__name__} was given: make one with "
             "lossnav.learning_rule(objective), or call the setting of lossnav.rules.zoo."
         )
-    return joinable(rule, learning_rate, nonfinite)
+    return rule_transform(rule, learning_rate, nonfinite)
 
 
 def _phases(costs: tuple[float, ...], refresh: Any) -> list[Any]:
@@ -465,6 +463,8 @@ def _belief(
     gain: Literal["betas", "kalman"],
     centered: bool,
     nesterov: bool,
+    horizon: Any,
+    cooldown: Any,
     **numbers: Any,
 ) -> BeliefRule:
     betas = fraction("b1", plain(b1)), fraction("b2", plain(b2))
@@ -473,8 +473,9 @@ def _belief(
             'b1 is 0, but gain="kalman" needs it above zero: it sets the gain of a coordinate of '
             'typical noise. Use gain="betas".'
         )
+    numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
     settings = {name: plain(value) for name, value in numbers.items()}
-    second = average_of(centered, numbers.get("wandering"))
+    second = average_of(centered, numbers["wandering"])
     return BeliefRule.practical(
         betas=betas, gain=gain, second=second, nesterov=bool(nesterov), **settings
     )

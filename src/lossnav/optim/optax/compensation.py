@@ -20,8 +20,8 @@ class CompensatedState(NamedTuple):
 
     Attributes:
         inner: The state of the transformation within.
-        compensation: What each parameter lost by rounding, a tree like the parameters'; one zero
-            for those that need none.
+        compensation: The rounding error of each parameter, a tree like the parameters'; a single
+            zero for those that need none.
     """
 
     inner: Any
@@ -29,17 +29,17 @@ class CompensatedState(NamedTuple):
 
 
 def compensated(optimizer: Any) -> Any:
-    r"""Keep what rounding takes off low-precision parameters, and add it to the next step.
+    r"""Store the rounding error of low-precision parameters, and add it to the next step.
 
     A step below half a unit in the last place of a bfloat16 parameter is lost, however often it is
-    repeated. This wrapper shows ``optimizer`` parameters :math:`x(1+e)` and gradients in float32,
-    and keeps what is lost of its update u:
+    repeated. This wrapper passes to ``optimizer`` parameters :math:`x(1+e)` and gradients in
+    float32, and stores the part of its update u that is lost:
 
     .. math:: w=x(1+e)+u,\qquad x\leftarrow\mathrm{round}(w),\qquad e\leftarrow w/x-1.
 
     Parameters stay in bfloat16, and e takes two bytes for each: both together have 20 bits, where
     float32 has 24. Leaves in float32 or wider pass through unchanged. It must be the outermost
-    transformation, as e is right only if updates are applied as they are.
+    transformation, because e assumes that updates are applied unchanged.
 
     Args:
         optimizer: Any transformation of optax; all of its state is as for float32 parameters.
@@ -68,7 +68,7 @@ def compensated(optimizer: Any) -> Any:
         return CompensatedState(inner.init(wide), tree.unflatten(errors))
 
     def update(
-        updates: Tree, state: CompensatedState, params: Tree = None, **given: Any
+        updates: Tree, state: CompensatedState, params: Tree = None, **extra: Any
     ) -> tuple[Tree, CompensatedState]:
         if params is None:
             raise ValueError(
@@ -77,10 +77,10 @@ def compensated(optimizer: Any) -> Any:
         grads, tree = flat(updates)
         xs, errors = tree.flatten_up_to(params), tree.flatten_up_to(state.compensation)
         low = [i for i, x in enumerate(xs) if _low(x) and grads[i] is not None]
-        wide, seen, kept = list(xs), list(grads), list(errors)
+        wide, gs, new_errors = list(xs), list(grads), list(errors)
         for i in low:
-            wide[i], seen[i] = _wide(xs[i]) * (1 + _wide(errors[i]) * UNIT), _wide(grads[i])
-        moves, new = inner.update(tree.unflatten(seen), state.inner, tree.unflatten(wide), **given)
+            wide[i], gs[i] = _wide(xs[i]) * (1 + _wide(errors[i]) * UNIT), _wide(grads[i])
+        moves, new = inner.update(tree.unflatten(gs), state.inner, tree.unflatten(wide), **extra)
         steps = tree.flatten_up_to(moves)
         for i in low:
             goal = wide[i] + steps[i]
@@ -89,8 +89,8 @@ def compensated(optimizer: Any) -> Any:
             # As `optax.apply_updates` adds them; both roundings are part of the error.
             landed = _rounded(_wide(xs[i]) + move, xs[i].dtype)
             share = jnp.where(landed == 0, 0, (goal - landed) / jnp.where(landed == 0, 1, landed))
-            kept[i] = jnp.clip(share / UNIT, -1 / UNIT, 1 / UNIT).astype(jnp.float16)
-        return tree.unflatten(steps), CompensatedState(new, tree.unflatten(kept))
+            new_errors[i] = jnp.clip(share / UNIT, -1 / UNIT, 1 / UNIT).astype(jnp.float16)
+        return tree.unflatten(steps), CompensatedState(new, tree.unflatten(new_errors))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,4 +1,4 @@
-"""create: a transformation for a tree of parameters by its name, with groups by their paths."""
+"""create: a transformation by its name, with groups by the paths of parameters in a tree."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def create(
         name: ``"navigator"``, ``"kronecker"``, ``"uncertain"``, ``"ballistic"``, or an optimizer of
             `lossnav.rules.zoo`. ``"muon"`` is for matrices; all others get AdamW.
         learning_rate: A number or a schedule; None is the optimizer's default.
-        roles: Roles by patterns of paths, in place of those found: ``{"decoder/*": "heads"}``.
+        roles: Overrides roles, by patterns of paths: ``{"decoder/*": "heads"}``.
         verbose: Print the groups.
         settings: Settings of the transformation, such as ``weight_decay`` and ``b1``.
 
@@ -74,21 +74,21 @@ def create(
     name = rule_name(name, zoo.MEMBERS)
 
     def by_path(tree: Tree) -> dict[str, str]:
-        """The role of each leaf; heads are apart only for optimizers of matrices."""
-        found: dict[str, str] = {}
+        """The role of each leaf; only optimizers of matrices distinguish heads."""
+        roles_by_path: dict[str, str] = {}
         for path, leaf in zip(paths_of(tree), flat(tree)[0], strict=True):
             if leaf is not None:
                 kind = role(path or ("",), jnp.shape(leaf))
-                apart = name in OF_MATRICES or kind != "heads"
-                found["/".join(path)] = kind if apart else "matrices"
-        return found
+                separate = name in OF_MATRICES or kind != "heads"
+                roles_by_path["/".join(path)] = kind if separate else "matrices"
+        return roles_by_path
 
     kinds = overridden(by_path(params), roles)
     if not kinds:
         raise ValueError("There is no parameter in this tree: pass the parameters of a model.")
     if name == "uncertain":
         kinds = dict.fromkeys(kinds, "all")
-    optimizer, words, decay = _made(name, kinds, learning_rate, settings)
+    optimizer, words, decay = _build(name, kinds, learning_rate, settings)
     rows = _rows(name, optimizer, params, kinds, words, decay)
     if name in OF_MATRICES and all(row.rule == words[1] for row in rows):
         refuse_diagonal(name, len(kinds))
@@ -97,23 +97,23 @@ def create(
     return optimizer
 
 
-def _made(
+def _build(
     name: str, kinds: dict[str, str], learning_rate: LearningRate, settings: dict[str, Any]
 ) -> tuple[Any, tuple[str, str], float]:
     """The transformation, the names of its rule for matrices and for others, and its decay."""
-    import lossnav.optim.optax as ours
+    import lossnav.optim.optax as optimizers
 
     def decayed(path: tuple[str, ...]) -> bool:
         return kinds.get("/".join(path), "all") in (*DECAYED, "all")
 
     own = {"kronecker": "kronecker_navigator", "uncertain": "weight_uncertainty"}.get(name, name)
-    if hasattr(ours, own):
+    if hasattr(optimizers, own):
         if learning_rate is not None:
             settings["learning_rate"] = learning_rate
         if name != "uncertain":
             settings["mask"] = lambda tree: flat(tree)[1].unflatten(map(decayed, paths_of(tree)))
         words = own, "navigator" if name == "kronecker" else own
-        return getattr(ours, own)(**settings), words, settings.get("weight_decay", 0.0)
+        return getattr(optimizers, own)(**settings), words, settings.get("weight_decay", 0.0)
     member = next(member for key, member in zoo.MEMBERS.items() if key.lower() == name)
     nonfinite = settings.pop("nonfinite", "skip")
     if name == "muon":
@@ -147,11 +147,12 @@ def _rows(
     state: RuleState = jax.eval_shape(optimizer.init, params)
     leaves, tree = flat(params)
     members: dict[str, list[tuple[int, int, bool]]] = {}
-    for path, leaf, held in zip(paths_of(params), leaves, by_leaf(state.memory, tree), strict=True):
+    memories = by_leaf(state.memory, tree)
+    for path, leaf, memory in zip(paths_of(params), leaves, memories, strict=True):
         if leaf is not None:
             kind = kinds["/".join(path)]
-            whole = kind == "matrices" if name == "muon" else bool({"C0", "C1"} & set(held))
-            size = sum(part.size * part.dtype.itemsize for part in held.values())
+            whole = kind == "matrices" if name == "muon" else bool({"C0", "C1"} & set(memory))
+            size = sum(part.size * part.dtype.itemsize for part in memory.values())
             count = math.prod(jnp.shape(leaf))
             members.setdefault(kind, []).append((count, size, whole or name not in OF_MATRICES))
     rows = []

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from lossnav.optim.network import Layout, layout, measured, with_zero_hessian
+from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
 from lossnav.optim.optax.transform import LearningRate, RuleState, Tree, flat, transform
 from lossnav.rules.base import Array, Rule
 
 
-def joinable(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
-    """A transformation that runs ``rule`` as `lossnav.optim.network.layout` says."""
+def rule_transform(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
+    """A transformation that runs ``rule`` in its `lossnav.optim.network.layout`."""
 
     def alone(rule: Rule) -> Any:
         return transform(
@@ -26,26 +26,26 @@ def joinable(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
     each = alone(rule)
 
     def init(params: Tree) -> RuleState:
-        found = _layout(rule, params)
-        if not found.joined:
+        plan = _layout(rule, params)
+        if not plan.joined:
             return cast(RuleState, each.init(params))
         x, _ = ravel_pytree(params)
-        now = with_zero_hessian(rule, x) if found.products else rule
+        now = with_zero_hessian(rule, x) if plan.products else rule
         return cast(RuleState, alone(now).init(x))
 
     def update(
-        updates: Tree, state: RuleState, params: Tree = None, *, value_fn: Any = None, **given: Any
+        updates: Tree, state: RuleState, params: Tree = None, *, value_fn: Any = None, **extra: Any
     ) -> tuple[Tree, RuleState]:
-        found = _layout(rule, updates)
-        if not found.joined:
-            return cast(tuple[Tree, RuleState], each.update(updates, state, params, **given))
+        plan = _layout(rule, updates)
+        if not plan.joined:
+            return cast(tuple[Tree, RuleState], each.update(updates, state, params, **extra))
         if params is None:
             raise ValueError(
                 "This update depends on the parameters: call update(grads, state, params)."
             )
         x, unravel = ravel_pytree(params)
         now = rule
-        if found.products:
+        if plan.products:
             if value_fn is None:
                 raise ValueError(
                     "This rule needs Hessian-vector products of the network's loss: call "
@@ -53,22 +53,24 @@ def joinable(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
                     "scalar."
                 )
             product = _products(lambda flat: value_fn(unravel(flat)), x)
-            now = measured(rule, product, lambda: jax.vmap(product)(jnp.eye(x.size, dtype=x.dtype)))
-        step, kept = alone(now).update(ravel_pytree(updates)[0], state, x)
-        return unravel(step), kept
+            now = with_hessian(
+                rule, product, lambda: jax.vmap(product)(jnp.eye(x.size, dtype=x.dtype))
+            )
+        step, new_state = alone(now).update(ravel_pytree(updates)[0], state, x)
+        return unravel(step), new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _layout(rule: Rule, tree: Tree) -> Layout:
     leaves = [leaf for leaf in flat(tree)[0] if leaf is not None]
-    found = layout(rule, [tuple(jnp.shape(leaf)) for leaf in leaves])
-    if found.joined and any(jnp.iscomplexobj(leaf) for leaf in leaves):
+    plan = layout(rule, [tuple(jnp.shape(leaf)) for leaf in leaves])
+    if plan.joined and any(jnp.iscomplexobj(leaf) for leaf in leaves):
         raise ValueError(
             "A rule that couples coordinates needs real parameters, but some are complex: use "
             'curvature="squares", or real and imaginary parts.'
         )
-    return found
+    return plan
 
 
 def _products(loss: Callable[[Array], Array], x: Array) -> Callable[[Array], Array]:

@@ -1,4 +1,4 @@
-"""Run a `Rule` on each leaf of a tree: schedules, weight decay, and gradients that are not finite.
+"""Run a `Rule` on each leaf of a tree: schedules, weight decay, and non-finite gradients.
 
 Nothing depends on values, so that a step can be compiled, scanned, mapped and sharded.
 """
@@ -65,7 +65,7 @@ def transform(
         assign: Returns the rule of each leaf, by shapes, types and paths, and by the state that it
             has, which is None at first; a leaf may be None.
         learning_rate: In place of the rules' own ``dt``; None keeps it.
-        weight_decay: Decoupled weight decay coefficient, besides what a rule does.
+        weight_decay: Decoupled weight decay coefficient, in addition to the rule's own.
         mask: Which leaves decay; see `lossnav.optim.optax.navigator`.
         nonfinite: See `lossnav.optim.optax.navigator`.
         needs_params: Whether a rule depends on the parameters.
@@ -82,33 +82,33 @@ def transform(
     decays = not (isinstance(weight_decay, numbers.Real) and weight_decay == 0)
 
     def example(shape: tuple[int, ...]) -> State:
-        """What the state of a leaf of this shape is made of."""
+        """Shapes and dtypes of the state of a leaf of this shape."""
         leaf = jnp.zeros(shape, jnp.float32)
         rule = assign([leaf], [()], None)[0]  # not traced, since it may look at settings
-        found: State = jax.eval_shape(lambda x: _begun(rule, x), leaf)
-        return found
+        state: State = jax.eval_shape(lambda x: _init_leaf(rule, x), leaf)
+        return state
 
     def init(params: Tree) -> RuleState:
         leaves, tree = flat(params)
         begun = [
-            None if leaf is None else _begun(rule, _wide(leaf))
+            None if leaf is None else _init_leaf(rule, _wide(leaf))
             for rule, leaf in zip(assign(leaves, paths_of(params), None), leaves, strict=True)
         ]
         zero = jnp.zeros((), jnp.int32)
-        if not leaves:  # optax asks with such a tree which parts of the state are like parameters
+        if not leaves:  # optax inspects which parts of the state are shaped like parameters
             alike = [name for name, part in example((2, 3)).items() if part.shape == (2, 3)]
             all_of_it = example((2, 2))
             begun = [all_of_it]
             names = dict.fromkeys((*all_of_it, *always))
-            held = {name: tree.unflatten([]) if name in alike else zero for name in names}
+            by_name = {name: tree.unflatten([]) if name in alike else zero for name in names}
         else:
-            held = _by_name(begun, tree, always)
+            by_name = _by_name(begun, tree, always)
         peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
-        one = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
-        return RuleState(zero, zero, held | one)
+        peak = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
+        return RuleState(zero, zero, by_name | peak)
 
     def update(
-        updates: Tree, state: RuleState, params: Tree = None, **given: Any
+        updates: Tree, state: RuleState, params: Tree = None, **options: Any
     ) -> tuple[Tree, RuleState]:
         grads, tree = flat(updates)
         if not grads:
@@ -119,28 +119,28 @@ def transform(
             )
         thetas = grads if params is None else tree.flatten_up_to(params)
         decaying = _decaying(mask, params, tree) if decays else [False] * len(grads)
-        held = by_leaf(state.memory, tree)
+        states = by_leaf(state.memory, tree)
         ok = None if nonfinite == "ignore" else _all_finite(grads)
         if nonfinite == "raise":
             _refuse(ok, updates)
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         moves: list[Array | None] = []
-        kept: list[State | None] = []
-        one = {name: value for name, value in state.memory.items() if name == PEAK}
-        highest = dict(one)
-        more = (
-            [{}] * len(grads) if extras is None else extras(tree, grads, held, state.count, **given)
-        )
-        columns = assign(thetas, paths_of(updates), held), grads, held, thetas, more, decaying
+        new_states: list[State | None] = []
+        peak = {name: value for name, value in state.memory.items() if name == PEAK}
+        highest = dict(peak)
+        more: list[dict[str, Any]] = [{}] * len(grads)
+        if extras is not None:
+            more = extras(tree, grads, states, state.count, **options)
+        columns = assign(thetas, paths_of(updates), states), grads, states, thetas, more, decaying
         for rule, grad, old, theta, extra, shrinks in zip(*columns, strict=True):
             if grad is None:
                 moves.append(None)
-                kept.append(old)
+                new_states.append(old)
                 continue
             x, g = _wide(theta), _wide(grad).astype(_wide(theta).dtype)
             g = g if ok is None else jnp.where(ok, g, 0)
             now = rule if rate is None else replace(rule, dt=_like(rate, x))
-            here = {name: value.astype(x.dtype) for name, value in one.items()}
+            here = {name: value.astype(x.dtype) for name, value in peak.items()}
             here |= {"t": state.count} if isinstance(rule, COUNTED) else {}
             move, new = now.update(g, old | here, x, **extra)
             if shrinks:  # rounded as if the parameters themselves went through decay and move
@@ -150,15 +150,15 @@ def transform(
                     number = state.count + 1 if inner is now else jnp.maximum(old["step"], 1)
                     length = length * inner.time_left(number.astype(x.dtype))
                 move = ((x + decayed(x, length * _like(weight_decay, x))) + move) - x
-            moves.append(_narrow(_chosen(ok, move, jnp.zeros_like(move)), theta))
-            kept.append({name: _chosen(ok, new[name], value) for name, value in old.items()})
-            if one:
-                highest[PEAK] = jnp.maximum(highest[PEAK], _chosen(ok, new[PEAK], one[PEAK]))
+            moves.append(_narrow(_select(ok, move, jnp.zeros_like(move)), theta))
+            new_states.append({name: _select(ok, new[name], value) for name, value in old.items()})
+            if peak:
+                highest[PEAK] = jnp.maximum(highest[PEAK], _select(ok, new[PEAK], peak[PEAK]))
         count, skipped = optax.safe_increment(state.count), state.skipped
         if ok is not None:
             count = jnp.where(ok, count, state.count)
             skipped = jnp.where(ok, skipped, optax.safe_increment(skipped))
-        memory = _by_name(kept, tree, always) | highest
+        memory = _by_name(new_states, tree, always) | highest
         return tree.unflatten(moves), RuleState(count, skipped, memory)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -185,11 +185,11 @@ def paths_of(tree: Tree) -> list[Path]:
         >>> paths_of({"layers": [{"w": 1.0}, None]})
         [('layers', '0', 'w'), ('layers', '1')]
     """
-    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     keys = "key", "name", "idx"
     return [
         tuple(str(next(getattr(part, key) for key in keys if hasattr(part, key))) for part in path)
-        for path, _ in found
+        for path, _ in leaves
     ]
 
 
@@ -226,8 +226,8 @@ def _like(value: Any, x: Array) -> Any:
     return value if isinstance(value, numbers.Real) else jnp.asarray(value, x.dtype)
 
 
-def _begun(rule: Rule, x: Array) -> State:
-    """The first state of a leaf; arrays of the leaf's shape are sharded like it."""
+def _init_leaf(rule: Rule, x: Array) -> State:
+    """The initial state of a leaf; arrays of the leaf's shape are sharded like it."""
     home = None if isinstance(x, jax.core.Tracer) else x.sharding
     if home is None or len(home.device_set) == 1:
         begun = rule.init(x)
@@ -244,8 +244,8 @@ def _begun(rule: Rule, x: Array) -> State:
 
 def _by_name(memories: list[State | None], tree: Any, always: tuple[str, ...]) -> dict[str, Tree]:
     """The states of all leaves as one tree for each name."""
-    found = (name for memory in memories for name in memory or {} if name != PEAK)
-    names = dict.fromkeys((*found, *always))
+    used = (name for memory in memories for name in memory or {} if name != PEAK)
+    names = dict.fromkeys((*used, *always))
     return {name: tree.unflatten([(m or {}).get(name) for m in memories]) for name in names}
 
 
@@ -258,7 +258,7 @@ def by_leaf(memory: dict[str, Tree], tree: Any) -> list[State]:
     ]
 
 
-def _chosen(ok: Array | None, new: Array, old: Array) -> Array:
+def _select(ok: Array | None, new: Array, old: Array) -> Array:
     new = jnp.asarray(new, old.dtype)
     return new if ok is None else jnp.where(ok, new, old)
 
@@ -269,7 +269,7 @@ def _all_finite(grads: list[Any]) -> Array:
 
 
 def _refuse(ok: Array | None, updates: Tree) -> None:
-    """Raise if a gradient is not finite; a compiled step cannot know, and does not."""
+    """Raise an error if a gradient is not finite; a compiled step cannot."""
     try:
         if bool(ok):
             return

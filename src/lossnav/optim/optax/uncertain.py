@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -13,8 +12,10 @@ from lossnav.optim.optax.transform import LearningRate, RuleState, Tree, _wide, 
 from lossnav.rules.base import Array, State
 from lossnav.rules.uncertain import (
     BATCH_UNKNOWN,
+    SUMS,
     Observed,
     UncertainWeightsRule,
+    prior_variance_of,
     signal_shares,
 )
 
@@ -48,14 +49,17 @@ def uncertain(
                 f"{BATCH_UNKNOWN}: give weight_uncertainty(batch_size=...), or call update(grads, "
                 "state, params, batch_size=...)."
             )
+        chosen = [i for i, grad in enumerate(grads) if grad is not None]
+        layers = {name: jnp.stack([memories[i][name] for i in chosen]) for name in SUMS}
         return [
             {
                 "q": q,
+                "layers": layers if rule.balance else None,
                 "observed": Observed(B, square, bend),
                 "draw": _Normal(jax.random.fold_in(base, i)),
             }
             for i, (q, square, bend) in enumerate(
-                zip(_shares(rule, grads, memories), *wide, strict=True)
+                zip(_shares(rule, len(grads), chosen, layers), *wide, strict=True)
             )
         ]
 
@@ -65,9 +69,6 @@ def uncertain(
 
     def init(params: Tree) -> RuleState:
         state: RuleState = inner.init(params)
-        doubt = rule.doubt(rule.batch_size, sum(map(jnp.size, jax.tree.leaves(params))))
-        if doubt:
-            warnings.warn(doubt, stacklevel=2)
         if rule.prior_variance is not None or not jax.tree.leaves(params):
             return state
         memory = state.memory | {"prior_variance": _prior_variances(params)}
@@ -87,23 +88,21 @@ class _Normal:
         return jax.random.normal(jax.random.fold_in(self.key, self.calls), x.shape, x.dtype)
 
 
-def _shares(rule: UncertainWeightsRule, grads: list[Any], memories: list[State]) -> list[Any]:
+def _shares(rule: UncertainWeightsRule, count: int, chosen: list[int], layers: State) -> list[Any]:
     """q of each leaf; those without a gradient are not part of the balance."""
-    chosen = [i for i, grad in enumerate(grads) if grad is not None]
-    if not (rule.balance and chosen):
-        return [1.0] * len(grads)
-    sums = (jnp.stack([memories[i][name] for i in chosen]) for name in ("signal", "scatter"))
-    known = dict(zip(chosen, signal_shares(*sums), strict=True))
-    return [known.get(i, 1.0) for i in range(len(grads))]
+    if not rule.balance:
+        return [1.0] * count
+    known = dict(zip(chosen, signal_shares(layers["signal"], layers["scatter"]), strict=True))
+    return [known.get(i, 1.0) for i in range(count)]
 
 
 def _prior_variances(params: Tree) -> Tree:
-    """The mean square of each matrix; other leaves and zeros take that of the nearest matrix."""
+    """That of each matrix, with units along the last axis; other leaves take the nearest's."""
     paths, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: leaf is None)
     _, tree = flat(params)
     leaves = {i: _wide(leaf) for i, (_, leaf) in enumerate(paths) if leaf is not None}
-    squares: dict[int, Any] = {i: jnp.mean(x * x) for i, x in leaves.items()}
-    matrices = [j for j in leaves if paths[j][1].ndim > 1]
+    shapes = {i: jnp.shape(paths[i][1]) for i in leaves}
+    matrices = [j for j in leaves if len(shapes[j]) > 1]
 
     def distance(i: int, j: int) -> tuple[int, int]:
         if i == j:
@@ -114,8 +113,6 @@ def _prior_variances(params: Tree) -> Tree:
 
     chosen: list[Any] = [None] * len(paths)
     for i, x in leaves.items():
-        value = jnp.where(squares[i] > 0, squares[i], 1.0)
-        for j in sorted(matrices, key=lambda j: distance(i, j), reverse=True):
-            value = jnp.where(squares[j] > 0, squares[j], value)
-        chosen[i] = value.astype(x.dtype)
+        nearest = min(matrices, key=lambda j: distance(i, j), default=i)
+        chosen[i] = jnp.asarray(prior_variance_of(shapes[nearest], last=True), x.dtype)
     return tree.unflatten(chosen)

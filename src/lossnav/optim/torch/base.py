@@ -1,14 +1,14 @@
-"""NavigatorBase: what all PyTorch optimizers here share.
+"""NavigatorBase: the base class of the PyTorch optimizers.
 
-A subclass states its memory in `NavigatorBase._fresh` and its arithmetic in
+A subclass defines its initial state in `NavigatorBase._fresh` and its step in
 `NavigatorBase._update`. The base class guarantees the rest:
 
-- the settings of each group are checked when they are given;
-- a step whose gradient has NaN or infinity is skipped as a whole and counted, or refused;
-- the state keeps its own precision (float32 beside bfloat16 parameters) through a checkpoint;
-- what a bfloat16 parameter loses when a step is rounded is kept and added to the next one;
-- a checkpoint is matched by the names of parameters where both sides have them, and one that does
-  not fit is refused before anything has changed.
+- the settings of each group are validated;
+- a step with a non-finite gradient is skipped as a whole and counted, or raises an error;
+- the state keeps its own precision (float32 for bfloat16 parameters) through a checkpoint;
+- the rounding error of a bfloat16 parameter is stored and added to the next step;
+- a checkpoint is matched by parameter names if both sides have them, and one that does not fit
+  raises an error before anything has changed.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT, _get_scalar_dtype, _use_grad_for_differentiable
 
 from lossnav._base import checks
-from lossnav.optim.torch.checkpoint import aligned, refilled
+from lossnav.optim.torch.checkpoint import aligned, restored
 from lossnav.optim.torch.shards import (
     ROUNDING,
     agreed,
     is_sharded,
-    laid_out,
     local,
     meshes,
-    partitioned,
-    say,
+    print_once,
+    redistributed,
     whole,
+    zero_redundancy_owner,
 )
 
 Group = dict[str, Any]
 Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Any]]]
 """A group, its parameters that have a gradient, the gradients, and one list for each column.
 
-One more list has the rounding error of each parameter, None where it is not kept.
+One more list has the rounding error of each parameter, None where it is not stored.
 """
 
 NONFINITE = ("skip", "raise", "ignore")
-# Keys of a group that say how to compute and not what; a checkpoint may lack them.
+# Keys of a group that select how a step is computed; a checkpoint may lack them.
 FLAGS = (
     "maximize", "foreach", "fused", "capturable", "differentiable", "nonfinite", "compensate",
     "skipped",
 )  # fmt: skip
 LOW = (torch.bfloat16, torch.float16)
-"""Precisions of parameters whose rounding errors may be kept."""
+"""Precisions of parameters whose rounding errors may be stored."""
 UNIT = 2.0**-8
 """Unit of a rounding error, relative to the parameter: the largest that bfloat16 has."""
 MOST, TINY = 1 / UNIT, 1e-30
@@ -69,7 +69,7 @@ def widened(x: Tensor, error: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(x: Tensor, wide: Tensor, error: Tensor | None) -> None:
-    """Store a value in a parameter, and in ``error`` what rounding took off.
+    """Store a value in a parameter, and its rounding error in ``error``.
 
     This is a compensated sum whose error is relative to the parameter and in float16, which has
     three bits more than bfloat16: both together have 20 bits, where float32 has 24. A parameter
@@ -84,8 +84,8 @@ def rounded(x: Tensor, wide: Tensor, error: Tensor | None) -> None:
     """
     x.copy_(wide)
     if error is not None:
-        held = x.detach().to(wide.dtype)
-        error.copy_(((wide.detach() - held) / (held + TINY) / UNIT).clamp_(-MOST, MOST))
+        stored = x.detach().to(wide.dtype)
+        error.copy_(((wide.detach() - stored) / (stored + TINY) / UNIT).clamp_(-MOST, MOST))
 
 
 def widened_lists(wide: list[Tensor], errors: list[Tensor]) -> list[Tensor]:
@@ -96,10 +96,10 @@ def widened_lists(wide: list[Tensor], errors: list[Tensor]) -> list[Tensor]:
 def rounded_lists(xs: list[Tensor], wide: list[Tensor], errors: list[Tensor]) -> None:
     """`rounded` for many parameters at once; ``wide`` is overwritten."""
     torch._foreach_copy_(xs, wide)
-    held = [x.float() for x in xs]
-    torch._foreach_sub_(wide, held)
-    torch._foreach_add_(held, TINY)
-    torch._foreach_div_(wide, held)
+    stored = [x.float() for x in xs]
+    torch._foreach_sub_(wide, stored)
+    torch._foreach_add_(stored, TINY)
+    torch._foreach_div_(wide, stored)
     torch._foreach_mul_(wide, 1 / UNIT)
     torch._foreach_clamp_max_(wide, MOST)
     torch._foreach_clamp_min_(wide, -MOST)
@@ -107,7 +107,7 @@ def rounded_lists(xs: list[Tensor], wide: list[Tensor], errors: list[Tensor]) ->
 
 
 def new_step(home: torch.device | None = None) -> Tensor:
-    """A count of steps: as in PyTorch, in float64 if that is the default and else in float32."""
+    """A step counter with PyTorch's dtype: float64 if that is the default, else float32."""
     return torch.zeros((), dtype=_get_scalar_dtype(), device=home or "cpu")
 
 
@@ -131,7 +131,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     """A reference to the ZeroRedundancyOptimizer that holds all parameters, if there is one."""
 
     def __init__(self, params: ParamsT, settings: Group) -> None:
-        owner = partitioned()
+        owner = zero_redundancy_owner()
         self._partition = None if owner is None else weakref.ref(owner)
         flags: Group = dict.fromkeys(("maximize", "capturable", "differentiable"), False)
         flags |= dict.fromkeys(("foreach", "fused", "compensate"))
@@ -141,7 +141,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
                 "params argument given to the optimizer should be an iterable of Tensors or dicts, "
                 f"but got {torch.typename(params)}: write [parameter]."
             )
-        self._check(defaults)  # the whole is refused, too, when every group overrides a bad value
+        self._check(defaults)  # a bad default is an error even if every group overrides it
         super().__init__(params, defaults)
 
     def _check(self, group: Group) -> None:
@@ -169,7 +169,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         """The initial state of one parameter, with every key, dtype and shape."""
 
     def _memory(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
-        """The initial state of one parameter, with its rounding error if that is kept."""
+        """The initial state of one parameter, with its rounding error if that is stored."""
         state = self._fresh(theta, group)
         wanted = group["compensate"]
         wanted = theta.dtype == torch.bfloat16 if wanted is None else wanted
@@ -202,15 +202,15 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
             )
         group = {**self.defaults, **param_group}
         self._check(group)
-        known = [*getattr(self, "param_groups", []), group]
-        if len({bool(g["differentiable"]) for g in known}) > 1 or (
+        groups = [*getattr(self, "param_groups", []), group]
+        if len({bool(g["differentiable"]) for g in groups}) > 1 or (
             bool(group["differentiable"]) != bool(self.defaults["differentiable"])
         ):
             raise ValueError(
                 "differentiable must be the same in all groups: give it to the optimizer itself."
             )
         super().add_param_group(param_group)
-        param_group["skipped"] = torch.zeros((), dtype=torch.int64, device=_home(param_group))
+        param_group["skipped"] = torch.zeros((), dtype=torch.int64, device=_device(param_group))
 
     def _init_group(
         self, group: Group, params: list[Tensor], grads: list[Tensor], *columns: list[Any]
@@ -238,7 +238,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     @_use_grad_for_differentiable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; ``closure``, if given, recomputes the loss, which is returned."""
-        _healthy(self)
+        _check_graph_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -253,7 +253,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
                 batches.append((group, params, grads, columns))
         shards, over = batches, meshes(grad for batch in batches for grad in batch[2])
         if over:
-            batches = [(group, xs, laid_out(xs, gs), rest) for group, xs, gs, rest in batches]
+            batches = [(group, xs, redistributed(xs, gs), rest) for group, xs, gs, rest in batches]
             shards = [self._here(batch) for batch in batches]
         if any(traced(batch[0]) for batch in batches):
             ok = self._judge_traced(batches)
@@ -264,11 +264,11 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         for shard in shards:
             self._update(shard, ok)
         if over:
-            _changed(batches)
+            _mark_changed(batches)
         return loss
 
     def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
-        """Whether to take the step; if not, it is counted as skipped, or refused."""
+        """Whether to take the step; if not, it is counted as skipped, or raises an error."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
         good = self._finite([shard for shard in shards if shard[0]["nonfinite"] != "ignore"])
         here = not watched or agreed(good, over)
@@ -312,7 +312,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         return finite_here([grad for batch in batches for grad in batch[2]])
 
     def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
-        """The same as a tensor, without reading values."""
+        """`_judge` as a tensor, without reading values."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
         if not watched:
             return None
@@ -327,7 +327,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         return ok
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load settings and state, or refuse them and change nothing.
+        """Load settings and state, or raise an error and change nothing.
 
         Parameters are matched by name, in any order, if this optimizer and the saved one both have
         named parameters; by position otherwise. Values are copied in this optimizer's precision
@@ -340,25 +340,25 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, loaded)
             loaded = loaded if changed is None else changed
-        loaded, note = self._understood(loaded)
+        loaded, note = self._translated(loaded)
         groups, memory = aligned(type(self).__name__, loaded, self.param_groups)
         for own, group in zip(self.param_groups, groups, strict=True):
             self._adopt(own, group)
         state = {
-            theta: refilled(_name(group, theta), self._memory(theta, group), memory[i, j])
+            theta: restored(_name(group, theta), self._memory(theta, group), memory[i, j])
             for i, group in enumerate(groups)
             for j, theta in enumerate(group["params"])
             if memory.get((i, j))
         }
-        held: Any = type(self.state)(dict, state)
-        self.__setstate__({"state": held, "param_groups": groups})
+        default_state: Any = type(self.state)(dict, state)
+        self.__setstate__({"state": default_state, "param_groups": groups})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
         if note:
-            say(note)
+            print_once(note)
 
-    def _understood(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """A saved state as one of this optimizer, and a line to print if it was of another."""
+    def _translated(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """A saved state converted to this optimizer, and a line to print if it was converted."""
         return saved, ""
 
     def _adopt(self, own: Group, group: Group) -> None:
@@ -373,14 +373,14 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
             group.setdefault(key, own[key])
         self._check(group)
         count = torch.as_tensor(group["skipped"], dtype=torch.int64)
-        group["skipped"] = count.to(_home(group), copy=True)
+        group["skipped"] = count.to(_device(group), copy=True)
 
 
 def finite_here(grads: list[Tensor]) -> bool:
     """Whether all entries on this process are finite.
 
-    A finite norm or sum settles it in one pass; if it overflows, the entries are checked one by
-    one. Meta tensors have no entries. There is one wait for each device and dtype.
+    A finite norm or sum proves it in one pass; if that overflows, the entries are checked one by
+    one. Meta tensors have no entries. There is one synchronization for each device and dtype.
     """
     grads = [grad for grad in grads if not grad.is_meta]
     parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in local(grads)]
@@ -388,14 +388,14 @@ def finite_here(grads: list[Tensor]) -> bool:
     for part in parts:
         kinds.setdefault((part.device, part.dtype), []).append(part)
     total = 0.0
-    for (device, dtype), some in kinds.items():
+    for (device, dtype), alike in kinds.items():
         # In half precision it would overflow all the time.
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        large = [g for g in some if device.type == "cpu" and g.numel() >= _LARGE]
-        found = [g.sum(dtype=wide) for g in large]
-        rest = [g for g in some if device.type != "cpu" or g.numel() < _LARGE]
-        found += torch._foreach_norm(rest, 2, dtype=wide) if rest else []
-        total += torch.stack(found).sum().item()
+        large = [g for g in alike if device.type == "cpu" and g.numel() >= _LARGE]
+        totals = [g.sum(dtype=wide) for g in large]
+        rest = [g for g in alike if device.type != "cpu" or g.numel() < _LARGE]
+        totals += torch._foreach_norm(rest, 2, dtype=wide) if rest else []
+        total += torch.stack(totals).sum().item()
     return math.isfinite(total) or all(bool(torch.isfinite(g).all()) for g in parts)
 
 
@@ -404,25 +404,25 @@ _LARGE = 1 << 16
 
 
 def _finite_traced(grads: list[Tensor]) -> Tensor:
-    """The same as a tensor, for a step that is compiled or captured."""
+    """`finite_here` as a tensor, for a step that is compiled or captured."""
     flags = [whole(torch.isfinite(grad).all()) for grad in grads if grad.numel()]
     if not flags:
         return torch.ones((), dtype=torch.bool, device=grads[0].device)
     return torch.stack([flag.to(flags[0].device) for flag in flags]).all()
 
 
-# The name it had in PyTorch before 2.9 is the second one.
-_healthy: Callable[[Any], None] = getattr(
+# PyTorch before 2.9 has the second name.
+_check_graph_capture: Callable[[Any], None] = getattr(
     torch.optim.Optimizer, "_accelerator_graph_capture_health_check", None
 ) or getattr(torch.optim.Optimizer, "_cuda_graph_capture_health_check")  # noqa: B009
 
 
-def _home(group: Group) -> torch.device | None:
+def _device(group: Group) -> torch.device | None:
     """Device of a group's counters: that of the parameters if the step is captured."""
     return group["params"][0].device if group["capturable"] and group["params"] else None
 
 
-def _changed(batches: list[Batch]) -> None:
+def _mark_changed(batches: list[Batch]) -> None:
     """Tell autograd that the local parts of sharded parameters have changed."""
     outer = [theta for _, params, _, _ in batches for theta in params if is_sharded(theta)]
     if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""create: an optimizer for a model by its name, with the groups that people make by hand."""
+"""create: an optimizer by its name, with the usual parameter groups of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lossnav.optim.torch.base import Group, NavigatorBase
 from lossnav.optim.torch.kronecker import KroneckerNavigator
 from lossnav.optim.torch.navigator import Ballistic, Navigator
 from lossnav.optim.torch.rule import RuleOptimizer, from_rule
-from lossnav.optim.torch.shards import is_sharded, say
+from lossnav.optim.torch.shards import is_sharded, print_once
 from lossnav.optim.torch.uncertain.optimizer import WeightUncertainty
 from lossnav.rules import zoo
 
@@ -40,7 +40,7 @@ TABLES = (nn.Embedding, nn.EmbeddingBag)
 FLAGS = ("maximize", "differentiable", "nonfinite")
 """Settings of `from_rule` itself."""
 DIAGONAL = {"KroneckerNavigator": "Navigator", "SOAP": "SOAP, diagonal", "Muon": "AdamW"}
-"""What an optimizer of matrices is for a parameter that is none."""
+"""The rule that an optimizer of matrices has for other parameters."""
 Owner = tuple[nn.Module, str]
 
 
@@ -71,9 +71,9 @@ def create(
             `lossnav.rules.zoo`: ``"sgd"``, ``"rmsprop"``, ``"adam"``, ``"adamw"``,
             ``"adabelief"``, ``"lion"``, ``"muon"``, ``"soap"``.
         lr: Learning rate; None is the optimizer's default.
-        roles: Roles by patterns of names, in place of those found: ``{"decoder.*": "heads"}``.
+        roles: Overrides roles, by patterns of names: ``{"decoder.*": "heads"}``.
         verbose: Print the groups: how many tensors and parameters, their rule, weight decay, and
-            the memory that their state will take. Under `torch.distributed` the first process does.
+            the memory that their state will take. Under `torch.distributed` only rank 0 prints.
         settings: Settings of the optimizer, such as ``weight_decay`` and ``betas``.
 
     Raises:
@@ -92,28 +92,28 @@ def create(
         ['matrices', 'embeddings', 'vectors']
     """
     name = rule_name(name, zoo.MEMBERS)
-    found = _roles(model, separate=name in OF_MATRICES)
-    by_role = overridden({key: kind for key, (_, kind) in found.items()}, roles)
+    trainable = _roles(model, separate=name in OF_MATRICES)
+    by_role = overridden({key: kind for key, (_, kind) in trainable.items()}, roles)
     if name == "uncertain":
         by_role = dict.fromkeys(by_role, "all")
     groups: list[Group] = []
     for kind in (*ROLES, "all"):
-        chosen = [(key, theta) for key, (theta, _) in found.items() if by_role[key] == kind]
+        chosen = [(key, theta) for key, (theta, _) in trainable.items() if by_role[key] == kind]
         if chosen:
             still = {} if kind in (*DECAYED, "all") else {"weight_decay": 0.0}
             groups.append({"params": chosen, "name": kind, **still})
     if lr is not None:
         settings["lr"] = lr
-    optimizer = _made(name, groups, settings)
+    optimizer = _build(name, groups, settings)
     rows = _rows(optimizer)
     if name in OF_MATRICES and all(row.rule in DIAGONAL.values() for row in rows):
-        refuse_diagonal(name, len(found))
+        refuse_diagonal(name, len(trainable))
     if verbose:
         frozen = [theta for theta in model.parameters() if not theta.requires_grad]
         if frozen:
             rows.append(Row("frozen", len(frozen), sum(theta.numel() for theta in frozen)))
-        sharded = any(is_sharded(theta) for theta, _ in found.values())
-        say(table(name, rows, whole=not sharded))
+        sharded = any(is_sharded(theta) for theta, _ in trainable.values())
+        print_once(table(name, rows, whole=not sharded))
     return optimizer
 
 
@@ -129,7 +129,7 @@ def _roles(model: nn.Module, *, separate: bool) -> dict[str, tuple[Tensor, str]]
         for local, theta in module.named_parameters(recurse=False, remove_duplicate=False):
             owners.setdefault(id(theta), []).append((module, local))
     head = _head(model)
-    found: dict[str, tuple[Tensor, str]] = {}
+    trainable: dict[str, tuple[Tensor, str]] = {}
     for key, theta in model.named_parameters():
         if theta.requires_grad:
             places = owners[id(theta)]
@@ -138,13 +138,13 @@ def _roles(model: nn.Module, *, separate: bool) -> dict[str, tuple[Tensor, str]]
             if kind in DECAYED:
                 at_end = kind == "heads" or any(module is head for module, _ in places)
                 kind = "heads" if separate and at_end else "matrices"
-            found[key] = theta, kind
-    if not found:
+            trainable[key] = theta, kind
+    if not trainable:
         raise ValueError(
             f"No parameter of {type(model).__name__} is trainable: set requires_grad of those to "
             "be trained."
         )
-    return found
+    return trainable
 
 
 def _role(path: list[str], theta: Tensor, places: list[Owner]) -> str:
@@ -159,7 +159,7 @@ def _role(path: list[str], theta: Tensor, places: list[Owner]) -> str:
 
 
 def _head(model: nn.Module) -> nn.Module | None:
-    """The output layer: as Hugging Face's models say themselves, or else the last linear layer."""
+    """The output layer: as Hugging Face's models report it, or else the last linear layer."""
     own = getattr(model, "get_output_embeddings", None)
     if callable(own):
         return own()
@@ -186,7 +186,7 @@ def _refuse(key: str, theta: Tensor, places: list[Owner]) -> None:
         )
 
 
-def _made(name: str, groups: list[Group], settings: dict[str, Any]) -> NavigatorBase:
+def _build(name: str, groups: list[Group], settings: dict[str, Any]) -> NavigatorBase:
     if name in CLASSES:
         return CLASSES[name](groups, **settings)
     member = next(m for key, m in zoo.MEMBERS.items() if key.lower() == name)

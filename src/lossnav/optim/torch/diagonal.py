@@ -1,4 +1,4 @@
-"""Optimizers that treat each coordinate by itself: one tensor at a time, by lists, or by a kernel.
+"""Elementwise optimizers: one tensor at a time, over lists of tensors, or by a compiled kernel.
 
 The formula is that of `lossnav.rules.diagonal.BeliefRule`; a `TensorList` lets it run on many
 tensors at once, and `lossnav.optim.torch.kernel` is the same in one pass over memory.
@@ -34,7 +34,7 @@ from lossnav.rules.diagonal import BeliefRule, Scalars, usable
 from lossnav.rules.gains import SteadyKalman, known
 
 LARGE = 1 << 20
-"""From this many coordinates on, a kernel is compiled if nothing else was asked for."""
+"""Number of coordinates from which the compiled kernel is the default."""
 PIECE = 1 << 18
 """Lists are cut to about this many coordinates on a CPU, so that temporaries stay in the cache."""
 _rules: dict[tuple[Any, ...], BeliefRule] = {}
@@ -53,23 +53,23 @@ def kernels() -> Any:
 
 
 class DiagonalOptimizer(NavigatorBase):
-    """Base of the optimizers that treat each coordinate by itself; a subclass has `_rule`."""
+    """Base class of the elementwise optimizers; a subclass has `_rule`."""
 
     columns: tuple[str, ...] = ("step", "mean", "variance")
     _flat: dict[int, FlatGroup] | None = None
-    """The tensors of each group that goes by the kernel, by the group's id."""
+    """The flat tensors of each group that uses the kernel, by the group's id."""
 
-    _formula: tuple[str, ...] = ()
+    _rule_settings: tuple[str, ...] = ()
     """Settings of a group that its rule depends on, besides ``betas``."""
 
     @abc.abstractmethod
     def _rule(self, group: Group) -> BeliefRule:
         """The rule of a group; its ``dt`` is not used."""
 
-    def _form(self, group: Group) -> BeliefRule:
-        """The rule of a group, made once."""
+    def _cached_rule(self, group: Group) -> BeliefRule:
+        """The rule of a group, built once."""
         betas = map(float, group.get("betas", ()))
-        key = (type(self), *betas, *(group[name] for name in self._formula))
+        key = (type(self), *betas, *(group[name] for name in self._rule_settings))
         if key not in _rules:
             if len(_rules) > 100:  # schedules of betas leave many behind
                 _rules.clear()
@@ -79,7 +79,7 @@ class DiagonalOptimizer(NavigatorBase):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; settings it lacks have the optimizer's defaults."""
         super().add_param_group(param_group)
-        self._form(param_group)  # made before anything is traced
+        self._cached_rule(param_group)  # made before anything is traced
 
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         home = theta.device if group["capturable"] else None
@@ -91,45 +91,45 @@ class DiagonalOptimizer(NavigatorBase):
 
     def _here(self, batch: Batch) -> Batch:
         group, params, grads, columns = batch
-        if group["differentiable"] or self._form(group).scaled:
+        if group["differentiable"] or self._cached_rule(group).scaled:
             return batch  # a mean over whole tensors is needed
         return group, local(params), local(grads), [local(column) for column in columns]
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group, params, grads, (steps, *memory, errors) = batch
-        rule = self._form(group)
+        rule = self._cached_rule(group)
         if ok is not None or traced(group) or group["differentiable"]:
             self._by_tensor(rule, batch, ok)
             return
-        way = _way(rule, group, params)
+        way = _implementation(rule, group, params)
         torch._foreach_add_(steps, torch.ones(()), alpha=1.0)
         if way == "torch":
             fused_adamw(group, params, grads, memory, steps)
             return
-        ns = numbers_of(rule, group, torch.stack(steps).tolist())
+        ns = scalars_of(rule, group, torch.stack(steps).tolist())
         columns = [_real(local(column)) for column in (params, grads, *memory)]
         errors = local(errors)
-        flat = self._flattened(group, columns) if way == "kernel" else None
+        flat = self._flat_group(group, columns) if way == "kernel" else None
         typicals = None
         if rule.scaled and (flat is not None or any(map(is_sharded, memory[-1]))):
-            typicals = _typicals(rule, ns, columns[1:], memory[-1], flat)
+            typicals = _mean_variances(rule, ns, columns[1:], memory[-1], flat)
         if flat is not None:
             flat.step(rule, ns, columns[1], typicals, group["maximize"], errors)
             return
         single = [[i] for i in range(len(ns))]
-        for chosen in single if way == "single" else _pieces(columns):
-            xs, gs, *held = ([column[i] for i in chosen] for column in columns)
-            some = None if typicals is None else _numbers(typicals[chosen], xs[0].device)
-            lost = [errors[i] for i in chosen]
-            kept = all(e is not None for e in lost)
-            plain = [x.to(v.dtype) for x, v in zip(xs, held[-1], strict=True)]
-            wide = widened_lists(plain, lost) if kept else plain
-            gs = [g.to(v.dtype) for g, v in zip(gs, held[-1], strict=True)]
+        for chosen in single if way == "single" else _chunks(columns):
+            xs, gs, *averages = ([column[i] for i in chosen] for column in columns)
+            typical = None if typicals is None else _as_operand(typicals[chosen], xs[0].device)
+            chosen_errors = [errors[i] for i in chosen]
+            compensated = all(e is not None for e in chosen_errors)
+            plain = [x.to(v.dtype) for x, v in zip(xs, averages[-1], strict=True)]
+            wide = widened_lists(plain, chosen_errors) if compensated else plain
+            gs = [g.to(v.dtype) for g, v in zip(gs, averages[-1], strict=True)]
             gs = list(torch._foreach_neg(gs)) if group["maximize"] else gs
-            ms = held[0] if len(held) > 1 else []
-            advance_lists(rule, [ns[i] for i in chosen], wide, gs, ms, held[-1], some)
-            if kept:
-                rounded_lists(xs, wide, lost)
+            ms = averages[0] if len(averages) > 1 else []
+            advance_lists(rule, [ns[i] for i in chosen], wide, gs, ms, averages[-1], typical)
+            if compensated:
+                rounded_lists(xs, wide, chosen_errors)
             elif wide[0] is not xs[0]:
                 torch._foreach_copy_(xs, wide)
 
@@ -137,41 +137,42 @@ class DiagonalOptimizer(NavigatorBase):
         """Take a step that is traced or differentiated; where ``ok`` is False, nothing changes."""
         group, params, grads, (steps, *memory, errors) = batch
         for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
-            x, g, *held = _real([theta, grad, *(column[i] for column in memory)])
-            g = -g.to(held[-1].dtype) if group["maximize"] else g.to(held[-1].dtype)
+            x, g, *averages = _real([theta, grad, *(column[i] for column in memory)])
+            g = -g.to(averages[-1].dtype) if group["maximize"] else g.to(averages[-1].dtype)
             fine = None if ok is None else ok.to(x.device)
             if fine is not None:
                 g = torch.where(fine, g, 0.0)
             step += 1 if ok is None else ok.to(step.device)
-            n = numbers_traced(rule, group, step, x, ok)
-            # Autograd may keep what it has seen; what is overwritten below must be a copy.
-            old = [t.clone() for t in (x, *held)] if group["differentiable"] else [x, *held]
-            wide = widened(old[0], errors[i], held[-1].dtype)
-            moved, *new = advance(rule, n, wide, g, old[1] if len(held) > 1 else None, old[-1])
+            n = scalars_traced(rule, group, step, x, ok)
+            # Autograd may have saved these tensors, so those overwritten below must be copies.
+            old = [t.clone() for t in (x, *averages)] if group["differentiable"] else [x, *averages]
+            wide = widened(old[0], errors[i], averages[-1].dtype)
+            moved, *new = advance(rule, n, wide, g, old[1] if len(averages) > 1 else None, old[-1])
             if fine is not None:
                 moved = torch.where(fine, moved, wide)
                 new = [
-                    torch.where(fine, a, b) for a, b in zip(new[-len(held) :], held, strict=True)
+                    torch.where(fine, a, b)
+                    for a, b in zip(new[-len(averages) :], averages, strict=True)
                 ]
-            for t, value in zip(held, new[-len(held) :], strict=True):
+            for t, value in zip(averages, new[-len(averages) :], strict=True):
                 t.copy_(value)
             rounded(x, moved, errors[i])
 
-    def _flattened(self, group: Group, columns: list[list[Tensor]]) -> FlatGroup | None:
-        """The tensors of a group for the kernel; None if a variance has gaps in memory."""
-        known = self._flat or {}
-        kept = known.get(id(group))
+    def _flat_group(self, group: Group, columns: list[list[Tensor]]) -> FlatGroup | None:
+        """The tensors of a group for the kernel; None if a variance is not dense in memory."""
+        groups = self._flat or {}
+        flat = groups.get(id(group))
         tensors = [t for column in (columns[0], *columns[2:]) for t in column]
-        if kept is None or not kept.serves(tensors):
+        if flat is None or not flat.serves(tensors):
             if not all(map(_dense, columns[-1])):
                 return None
-            kept = FlatGroup(tensors, len(columns[0]))
-            own = [id(other) for other in self.param_groups]  # let go of groups that were replaced
-            self._flat = {key: known[key] for key in own if key in known} | {id(group): kept}
-        return kept
+            flat = FlatGroup(tensors, len(columns[0]))
+            own = [id(other) for other in self.param_groups]  # drop groups that were replaced
+            self._flat = {key: groups[key] for key in own if key in groups} | {id(group): flat}
+        return flat
 
 
-def _typicals(
+def _mean_variances(
     rule: BeliefRule,
     ns: list[Scalars],
     columns: list[list[Tensor]],
@@ -179,22 +180,22 @@ def _typicals(
     flat: FlatGroup | None,
 ) -> Tensor:
     """The mean of the estimated v of each tensor, whether it is sharded or not."""
-    known = flat.sums() if flat is not None else [None] * len(ns)
-    found: list[Any] = []
-    for n, total, g, *m, v in zip(ns, known, *columns, strict=True):
+    known_sums = flat.sums() if flat is not None else [None] * len(ns)
+    sums_here: list[Any] = []
+    for n, total, g, *m, v in zip(ns, known_sums, *columns, strict=True):
         if not n.before:
             g = g.to(v.dtype)
             new = rule.second_moment(g, m[0] if m else g, v, n)
-            found.append(n.level * new.sum(dtype=torch.float64))
+            sums_here.append(n.level * new.sum(dtype=torch.float64))
         else:
-            found.append(n.before * (v.sum(dtype=torch.float64) if total is None else total))
+            sums_here.append(n.before * (v.sum(dtype=torch.float64) if total is None else total))
     at = columns[-1][0].device
-    sums = totals(splits(wholes), torch.tensor(found, dtype=torch.float64, device=at))
+    sums = totals(splits(wholes), torch.tensor(sums_here, dtype=torch.float64, device=at))
     return usable(sums / torch.tensor([max(reals(v), 1) for v in wholes], device=at))
 
 
 class FlatGroup:
-    """The tensors of a group as flat arrays, kept from step to step while they stay in place.
+    """The tensors of a group as flat arrays, reused while their memory stays in place.
 
     Args:
         tensors: Parameters, then means (if any), then variances, on a CPU.
@@ -206,7 +207,7 @@ class FlatGroup:
         self.vs = tensors[-count:]
         self.kinds = [(v.dtype, v.stride()) for v in self.vs]
         flat = kernels().flat
-        # A tensor in another precision or order in memory than v is copied, there and back.
+        # A tensor with another dtype or memory order than v is copied in and out.
         kinds = self.kinds * (len(tensors) // count)
         self.foreign = [i for i, kind in enumerate(kinds) if not _alike(tensors[i], kind)]
         self.arrays = [None if i in self.foreign else flat(t) for i, t in enumerate(tensors)]
@@ -214,15 +215,15 @@ class FlatGroup:
         self.versions: list[int] = []
 
     def serves(self, tensors: list[Tensor]) -> bool:
-        """Whether it was made for these tensors, and they still are where they were."""
+        """Whether it was built for these tensors and their memory has not moved."""
         same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
         return same and [t.data_ptr() for t in tensors] == self.places
 
     def sums(self) -> list[float | None]:
-        """The sum over each v, None where it is not known or v was changed since."""
-        known = zip(self.vs, self.versions, self.totals, strict=True) if self.totals else ()
-        found = [total if v._version == version else None for v, version, total in known]
-        return found or [None] * len(self.vs)
+        """The sum over each v; None where it is unknown or v has changed since."""
+        stored = zip(self.vs, self.versions, self.totals, strict=True) if self.totals else ()
+        sums = [total if v._version == version else None for v, version, total in stored]
+        return sums or [None] * len(self.vs)
 
     def step(
         self,
@@ -239,7 +240,7 @@ class FlatGroup:
         rows = np.empty((len(ns), len(kernel.NUMBERS)))
         for n in {id(n): n for n in ns}.values():
             same = np.array([other is n for other in ns])
-            for i, number in enumerate(kernel_numbers(rule, n, scales[same], maximize)):
+            for i, number in enumerate(kernel_constants(rule, n, scales[same], maximize)):
                 rows[same, i] = number
         like = [
             g if _alike(g, kind) else torch.empty_like(v).copy_(g)
@@ -260,7 +261,7 @@ class FlatGroup:
         self.totals = kernel.run(kernel.diagonal_step, jobs, rows)[:, 0].tolist()
         for t, copy, error in back:
             rounded(t, copy, error)
-        # Autograd must see that these have changed: it refuses a backward pass that needs the old.
+        # Autograd must know of the change, to refuse a backward pass that needs the old values.
         torch.autograd.graph.increment_version(self.tensors)
         self.versions = [v._version for v in self.vs]
 
@@ -276,8 +277,8 @@ def _alike(t: Tensor, kind: tuple[torch.dtype, tuple[int, ...]]) -> bool:
     return t.dtype == kind[0] and (t.stride() == kind[1] or t.numel() <= 1)
 
 
-def kernel_numbers(rule: BeliefRule, n: Scalars, typical: Any, maximize: bool) -> tuple[Any, ...]:
-    """The numbers of `kernel.diagonal_step` for tensors of these typical variances."""
+def kernel_constants(rule: BeliefRule, n: Scalars, typical: Any, maximize: bool) -> tuple[Any, ...]:
+    """The constants of `kernel.diagonal_step` for tensors with these mean variances."""
     beta1, Gamma, unit = rule.gain.leftover, rule.Gamma, n.level**0.5
     center = rule.second == "centered"
     size, bend = rule.lengths(n, typical)
@@ -289,8 +290,8 @@ def kernel_numbers(rule: BeliefRule, n: Scalars, typical: Any, maximize: bool) -
     )  # fmt: skip
 
 
-def _way(rule: BeliefRule, group: Group, params: list[Tensor]) -> str:
-    """How a group takes its step: "single", "lists", "kernel" or "torch"."""
+def _implementation(rule: BeliefRule, group: Group, params: list[Tensor]) -> str:
+    """The implementation of a group's step: "single", "lists", "kernel" or "torch"."""
     foreach, fused = group["foreach"], group["fused"]
     on_cpu = all(p.device.type == "cpu" and _plain(p) for p in params)
     if rule.second == "noise":  # the kernel has no root of v + m^2
@@ -314,7 +315,7 @@ def _way(rule: BeliefRule, group: Group, params: list[Tensor]) -> str:
 
 
 def _plain(p: Tensor) -> bool:
-    """Whether a tensor, or the part of it that is held here, is memory and nothing else."""
+    """Whether a tensor, or its local shard, is a plain tensor and not a subclass."""
     return type(getattr(p, "_local_tensor", p)) in (Tensor, torch.nn.Parameter)
 
 
@@ -333,44 +334,44 @@ def fused_adamw(
     memory: list[list[Tensor]],
     steps: list[Tensor],
 ) -> None:
-    """Run PyTorch's fused AdamW; ``steps`` have been counted up already."""
+    """Run PyTorch's fused AdamW; ``steps`` are already incremented."""
     beta1, beta2 = group["betas"]
     columns = [xs, gs, *memory, steps]
     groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns)
     for (x, g, m, v, step), _ in groups.values():
-        beside = [t.to(x[0].device, torch.float32) for t in step]
+        counts = [t.to(x[0].device, torch.float32) for t in step]
         torch._fused_adamw_(
-            x, g, m, v, [], beside, amsgrad=False, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
+            x, g, m, v, [], counts, amsgrad=False, lr=float(group["lr"]), beta1=beta1, beta2=beta2,
             weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
             grad_scale=None, found_inf=None,
         )  # fmt: skip
 
 
-def numbers_of(rule: BeliefRule, group: Group, times: list[float]) -> list[Scalars]:
-    """The scalars of each tensor, as floats; keeps the peak of the learning rate."""
+def scalars_of(rule: BeliefRule, group: Group, times: list[float]) -> list[Scalars]:
+    """The scalars of each tensor, as floats; updates the peak learning rate of the group."""
     lr = float(group["lr"].detach() if isinstance(group["lr"], Tensor) else group["lr"])
     peak = 1.0
     if rule.saturation:
         peak = max(lr, float(group["peak_lr"]))
         group["peak_lr"].fill_(peak)
-    known = {t: rule.scalars(t, lr, peak) for t in set(times)}
-    return [known[t] for t in times]
+    by_time = {t: rule.scalars(t, lr, peak) for t in set(times)}
+    return [by_time[t] for t in times]
 
 
-def numbers_traced(
+def scalars_traced(
     rule: BeliefRule, group: Group, step: Tensor, x: Tensor, ok: Tensor | None
 ) -> Scalars:
-    """The scalars of one tensor; tensors themselves where values may not be looked at."""
+    """The scalars of one tensor, as tensors where values cannot be read."""
     lr: Any = group["lr"]
     if ok is None and not (traced(group) or isinstance(lr, Tensor)):
-        return numbers_of(rule, group, [step.item()])[0]
+        return scalars_of(rule, group, [step.item()])[0]
     lr = lr.reshape(()).to(x.device) if isinstance(lr, Tensor) else lr
     peak: Any = 1.0
     if rule.saturation:
-        held = group["peak_lr"]
-        now = (lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=held.dtype)).to(held)
-        peak = torch.where(now >= held, now, held)
-        held.copy_(peak.detach())
+        largest = group["peak_lr"]
+        now = (lr if isinstance(lr, Tensor) else torch.tensor(lr, dtype=largest.dtype)).to(largest)
+        peak = torch.where(now >= largest, now, largest)
+        largest.copy_(peak.detach())
         peak = peak.to(x.device)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     t = step.to(x.device, wide).clamp(min=1) if traced(group) else max(step.item(), 1.0)
@@ -391,7 +392,7 @@ def advance_lists(
     rule: BeliefRule, ns: list[Scalars], xs: list[Tensor], gs: list[Tensor], ms: list[Tensor],
     vs: list[Tensor], typicals: Any = None,
 ) -> None:  # fmt: skip
-    """Take the step of tensors of one group, device and dtype in place; without means if none."""
+    """Take the step of tensors of one group, device and dtype in place; ``ms`` may be empty."""
     n = ns[0]
     if any(other is not n for other in ns):
         kind = torch.float32 if vs[0].device.type == "mps" else torch.float64
@@ -517,9 +518,9 @@ class ListNamespace:
             return a + b * scale
         if known(scale):
             torch._foreach_add_(a.tensors, b.tensors, alpha=scale)
-        else:  # times one, as only products take a scale for each
-            one = [torch.ones((), dtype=a.tensors[0].dtype)] * len(a.tensors)
-            torch._foreach_addcmul_(a.tensors, b.tensors, one, scale.tolist())
+        else:  # times ones, as only products take a scale for each tensor
+            ones = [torch.ones((), dtype=a.tensors[0].dtype)] * len(a.tensors)
+            torch._foreach_addcmul_(a.tensors, b.tensors, ones, scale.tolist())
         return a
 
     @staticmethod
@@ -548,7 +549,7 @@ def _operand(other: Any) -> Any:
     return other.tolist() if isinstance(other, np.ndarray) else other
 
 
-def _numbers(values: Tensor, home: torch.device) -> Any:
+def _as_operand(values: Tensor, home: torch.device) -> Any:
     """Numbers for the tensors of a list, as `TensorList` takes them."""
     return values.cpu().numpy() if home.type == "cpu" else values.to(home)
 
@@ -558,8 +559,8 @@ def _real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
 
 
-def _pieces(columns: list[list[Tensor]]) -> Iterator[list[int]]:
-    """Indices of tensors that may go together: one device and dtype, and on a CPU not too many."""
+def _chunks(columns: list[list[Tensor]]) -> Iterator[list[int]]:
+    """Indices of tensors to process together: one device and dtype, and on a CPU not too many."""
     groups = torch.optim.Optimizer._group_tensors_by_device_and_dtype(columns, with_indices=True)
     for (device, _), (_, indices) in groups.items():
         chosen: list[int] = []

@@ -2,7 +2,7 @@
 
 A kernel is a plain function over flat arrays, called on one block of coordinates at a time. It adds
 no formula of its own: `diagonal_step` is derived from `lossnav.rules.diagonal.BeliefRule.advance`
-and tested against it. `run` shares the blocks out over the calling thread and a pool of others.
+and tested against it. `run` distributes the blocks over the calling thread and a thread pool.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def _name_by_content(file: Any) -> None:
-    """Let numba name compiled code by what it was compiled from.
+    """Name the files of numba's compiled code by a hash of their key.
 
-    It numbers the files by an index, which processes read and write without a lock. When several
-    begin at once, as in distributed training, one could run the code of another's argument types.
+    By default numba numbers them by an index that processes update without a lock. When several
+    start at once, as in distributed training, one could load code for other argument types.
     """
     stem = file._index_name.removesuffix(".nbi")
     load, write, put = file._load_index, file._save_data, file._save_index  # all there, or refused
@@ -77,7 +77,7 @@ def diagonal_step(
     keep, add, floor, noise = kind(n[4]), kind(n[5]), kind(n[6]), kind(n[7])
     shrink, size, look = kind(n[8]), kind(n[9]), kind(n[10])
     under, over, bend = kind(n[11]), kind(n[12]), kind(n[13])
-    zero, one, two, endless = kind(0), kind(1), kind(2), kind(np.inf)
+    zero, one, two, infinity = kind(0), kind(1), kind(2), kind(np.inf)
     whole = 0.0
     for first in range(start, stop, PART):
         # Slices, so that the compiler sees that no index is negative.
@@ -88,8 +88,8 @@ def diagonal_step(
         for i in range(len(v)):
             grad = sign * g[i]
             mean = grad if M is None else m[i]
-            seen = surprise * (grad - center * mean)
-            variance = keep * v[i] + add * (seen * seen)
+            deviation = surprise * (grad - center * mean)
+            variance = keep * v[i] + add * (deviation * deviation)
             v[i] = variance
             total += variance
             K = gain
@@ -101,7 +101,7 @@ def diagonal_step(
                 m[i] = mean
             mean += (look if kalman is None else look * K) * (grad - mean)
             D = np.sqrt(variance + under) + over + bend * variance
-            x[i] = shrink * x[i] - size * mean / (D if D > zero else endless)
+            x[i] = shrink * x[i] - size * mean / (D if D > zero else infinity)
         whole += total
     return whole
 
@@ -109,12 +109,13 @@ def diagonal_step(
 @compiled
 def uncertain_step(
     X: Any, G: Any, H: Any, P: Any, S: Any, A: Any, C: Any, Q: Any, n: Any, start: int, stop: int
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """Derived from `lossnav.rules.uncertain.UncertainWeightsRule.move`, and tested against it.
 
     Advances parameters X, curvatures H, prior means P and average gradients A by gradients G,
     towards starts S; C is measured curvature and Q squares of examples. A, C and Q are empty where
-    there are none. Returns the sums of :math:`vg^2` and of :math:`vQ`, or of :math:`vgA` without Q.
+    there are none. Returns the sums of :math:`vg^2`, of :math:`vQ`, or of :math:`vgA` without Q,
+    and of :math:`vC`.
     """
     kind = type(H[0])
     keep, add, rate, most = kind(n[0]), kind(n[1]), kind(n[2]), kind(n[3])
@@ -122,7 +123,7 @@ def uncertain_step(
     gain, old, follow, back = kind(n[8]), kind(n[10]), kind(n[11]), kind(n[12])
     shrink = kind(n[13])
     zero, one = kind(0), kind(1)
-    signal, other = 0.0, 0.0
+    signal, other, bend = 0.0, 0.0, 0.0
     for first in range(start, stop, PART):
         # A loop for few arrays each: with more, the compiler cannot tell that none overlap.
         end = min(first + PART, stop)
@@ -131,7 +132,7 @@ def uncertain_step(
         for i in range(len(h)):
             seen = keep * h[i] + (rate * b[i] if len(b) else add * (g[i] * g[i]))
             h[i] = seen if seen < most else most
-        total, paired = zero, zero
+        total, paired, curved = zero, zero, zero
         if len(a):
             for i in range(len(h)):
                 weighed = g[i] / (c * h[i] + least)
@@ -145,6 +146,8 @@ def uncertain_step(
             paired = zero
             for i in range(len(q)):
                 paired += q[i] / (c * h[i] + least)
+        for i in range(len(b)):
+            curved += b[i] / (c * h[i] + least)
         m = a if n[9] else g
         for i in range(len(h)):
             room = one / np.sqrt(c * h[i] + least)
@@ -155,7 +158,8 @@ def uncertain_step(
             p[i] = old * p[i] + follow * x[i] + back * s[i]
         signal += total
         other += paired
-    return signal, other
+        bend += curved
+    return signal, other, bend
 
 
 NUMBERS = (
@@ -185,15 +189,14 @@ def run(kernel: Any, tensors: Sequence[Arrays], numbers: Any, *, sums: int = 1) 
         for row, arrays in enumerate(tensors)
         for start in range(0, len(arrays[0]), BLOCK)
     ]
-    found: list[Any] = [0.0] * len(jobs)
-    # From the last block to the first: the look for NaN has read them in order, and leaves the
-    # last gradients in the cache.
+    returned: list[Any] = [0.0] * len(jobs)
+    # Last block first: the check for NaN read them in order, and left the last in the cache.
     tickets = iter(reversed(range(len(jobs))))
 
     def work() -> None:
         for ticket in tickets:  # shared by all threads: each takes the next
             row, start, stop = jobs[ticket]
-            found[ticket] = _call(kernel, *tensors[row], numbers[row], start, stop)
+            returned[ticket] = _call(kernel, *tensors[row], numbers[row], start, stop)
 
     size = sum(len(arrays[0]) for arrays in tensors)
     helpers = max(min(torch.get_num_threads(), -(-size // BLOCK)) - 1, 0)
@@ -203,7 +206,7 @@ def run(kernel: Any, tensors: Sequence[Arrays], numbers: Any, *, sums: int = 1) 
         future.result()
     result = np.zeros((len(tensors), sums))
     if jobs:
-        np.add.at(result, [row for row, _, _ in jobs], np.array(found).reshape(-1, sums))
+        np.add.at(result, [row for row, _, _ in jobs], np.array(returned).reshape(-1, sums))
     return result
 
 
@@ -218,7 +221,7 @@ def _call(kernel: Any, *arguments: Any) -> Any:
     except Exception as error:  # raised before anything was computed
         with _lock:
             if kernel not in _replaced:
-                if not _replaced:  # once is enough
+                if not _replaced:
                     warnings.warn(
                         f"The compiled code that numba keeps on disk cannot be read ({error}); it "
                         "is compiled anew in this process. Delete the files *.nbi and *.nbc in the "

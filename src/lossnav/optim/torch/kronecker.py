@@ -22,11 +22,11 @@ from lossnav.optim.torch.diagonal import (
     PIECE,
     advance,
     advance_lists,
-    numbers_of,
-    numbers_traced,
+    scalars_of,
+    scalars_traced,
 )
 from lossnav.optim.torch.navigator import Navigator
-from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, shared_out, whole
+from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, sharded_by_rows, whole
 from lossnav.rules.diagonal import BeliefRule, respelled
 from lossnav.rules.kronecker import (
     check_basis,
@@ -71,10 +71,10 @@ class KroneckerNavigator(Navigator):
     vectors move at the first step, that ``eps`` is added after bias correction, and that directions
     without gradients are not left to rounding.
 
-    The first gradient of a matrix only sets up its basis: nothing moves but by decay. A complex
-    column is a real and an imaginary one. The state of a sharded parameter (FSDP2, tensor parallel;
-    any DTensor) is sharded by rows over the same processes; for its step one matrix after the other
-    is gathered, and each process computes all of it.
+    The first gradient of a matrix only initializes its basis: that step applies weight decay only.
+    A complex column counts as two real ones. The state of a sharded parameter (FSDP2, tensor
+    parallel; any DTensor) is sharded by rows over the same processes; a step gathers one matrix at
+    a time, and each process computes all of it.
 
     State: two numbers for each parameter, and :math:`2n^2` for each side of length n with a basis.
 
@@ -93,9 +93,9 @@ class KroneckerNavigator(Navigator):
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
-        maximize, differentiable, nonfinite, compensate, centred: As in `Navigator`. Autograd takes
+        maximize, differentiable, nonfinite, compensate, centred: As in `Navigator`. Autograd treats
             the basis as constant.
-        foreach: False takes one matrix after the other; None and True take stacks of equal shape.
+        foreach: False processes one matrix at a time; None and True stack those of equal shape.
         capturable: Only with ``matrix=False``: a factorization cannot be captured.
 
     Examples:
@@ -183,10 +183,10 @@ class KroneckerNavigator(Navigator):
             n = rows if side == "row" else columns
             state[f"{side}_covariance"] = torch.zeros(n, n, **at)
             state[f"{side}_basis"] = torch.eye(n, **at)
-        return {key: shared_out(t, theta) if t.ndim else t for key, t in state.items()}
+        return {key: sharded_by_rows(t, theta) if t.ndim else t for key, t in state.items()}
 
     def _phase(self, theta: Tensor, group: Group) -> int:
-        """The phase of a matrix among all that are refreshed as often."""
+        """The refresh phase of a matrix, among those with the same interval."""
         costs: list[float] = []
         place = 0
         for own in self._all_groups():
@@ -208,8 +208,8 @@ class KroneckerNavigator(Navigator):
                 matrices.append(MatrixStep(theta, grads[i], state))
             else:
                 rest.append(i)
-        xs, gs, *held = ([column[i] for i in rest] for column in (params, grads, *columns))
-        return super()._here((group, xs, gs, held)), matrices
+        xs, gs, *memory = ([column[i] for i in rest] for column in (params, grads, *columns))
+        return super()._here((group, xs, gs, memory)), matrices
 
     def _here(self, batch: Batch) -> Batch:
         return batch  # `_split` looks up the state of the parameters themselves
@@ -233,43 +233,43 @@ class KroneckerNavigator(Navigator):
                     self._advance(group, [MatrixStep(theta, grad, memory)])
 
     def _advance(self, group: Group, matrices: list[MatrixStep]) -> None:
-        """Take the step of some matrices, in place."""
+        """Take the step of these matrices, in place."""
         for i, (theta, grad, state) in enumerate(matrices):
             G = as_matrix(grad, state["mean"].dtype)
             matrices[i] = MatrixStep(theta, -G if group["maximize"] else G, state)
         plain = group["differentiable"] or group["foreach"] is False
-        new = [one for one in matrices if not one.state["step"]]
-        old = [one for one in matrices if one.state["step"]]
+        new = [matrix for matrix in matrices if not matrix.state["step"]]
+        old = [matrix for matrix in matrices if matrix.state["step"]]
         for stack in _stacks(new, plain):
-            self._begin(group, stack)
+            self._init_basis(group, stack)
         for stack in _stacks(old, plain):
             states = [state for _, _, state in stack]
             G = _stacked([grad for _, grad, _ in stack])
             if plain:
-                self._move_plainly(group, stack[0])
+                self._move_differentiable(group, stack[0])
             else:
                 self._move(group, stack, G)
-            _learn(group["basis_beta"], G.detach(), states)
+            _update_covariances(group["basis_beta"], G.detach(), states)
             due = [state for state in states if _due(group, state)]
             if due:
                 _refresh(due)
             for state in states:
                 state["step"] += 1
 
-    def _begin(self, group: Group, stack: list[MatrixStep]) -> None:
-        """Set up the basis from first gradients; nothing moves but by decay."""
+    def _init_basis(self, group: Group, stack: list[MatrixStep]) -> None:
+        """Initialize the basis from first gradients; parameters only decay."""
         if group["saturation"]:
-            numbers_of(self._form(group), group, [1.0])  # records the peak of lr
+            scalars_of(self._cached_rule(group), group, [1.0])  # records the peak of lr
         if group["weight_decay"]:
             for theta, _, state in stack:
-                _shift(theta, None, 1 - group["lr"] * group["weight_decay"], state.get(ROUNDING))
-        # A gradient of zeros says nothing about a basis.
-        stack = [one for one in stack if one.grad.is_meta or bool(one.grad.any())]
+                _apply(theta, None, 1 - group["lr"] * group["weight_decay"], state.get(ROUNDING))
+        # A gradient of zeros does not determine a basis.
+        stack = [matrix for matrix in stack if matrix.grad.is_meta or bool(matrix.grad.any())]
         if not stack:
             return
         states = [state for _, _, state in stack]
         G = _stacked([grad.detach() for _, grad, _ in stack])
-        _learn(group["basis_beta"], G, states)
+        _update_covariances(group["basis_beta"], G, states)
         wide = G if G.device.type == "mps" else G.double()
         basis = first_basis(wide, _basis_of(states))
         for i, state in enumerate(states):
@@ -278,38 +278,38 @@ class KroneckerNavigator(Navigator):
 
     def _matrix_form(self, group: Group) -> BeliefRule:
         """The rule of a matrix, whose count of steps begins with the second gradient."""
-        form = self._form(group)
+        form = self._cached_rule(group)
         return form if form.horizon is None else replace(form, horizon=max(form.horizon - 1, 1))
 
     def _move(self, group: Group, stack: list[MatrixStep], G: Tensor) -> None:
         form = self._matrix_form(group)
         states = [state for _, _, state in stack]
         basis = _basis_of(states)
-        seen = zero_rounding_noise(rotate(G, basis))
+        rotated = zero_rounding_noise(rotate(G, basis))
         # The first gradient is not part of mean and variance: their count is one less.
-        ns = numbers_of(form, group, [state["step"].item() for state in states])
-        moves = torch.zeros_like(seen)
+        ns = scalars_of(form, group, [state["step"].item() for state in states])
+        moves = torch.zeros_like(rotated)
         memory = ([state[name] for state in states] for name in ("mean", "variance"))
         still = [n._replace(shrink=1.0) for n in ns]
-        advance_lists(form, still, list(moves.unbind(0)), list(seen.unbind(0)), *memory)
+        advance_lists(form, still, list(moves.unbind(0)), list(rotated.unbind(0)), *memory)
         back = rotate(moves, basis, back=True)
         for (theta, _, state), n, move in zip(stack, ns, back, strict=True):
-            _shift(theta, move, n.shrink, state.get(ROUNDING))
+            _apply(theta, move, n.shrink, state.get(ROUNDING))
 
-    def _move_plainly(self, group: Group, one: MatrixStep) -> None:
-        """The same for one matrix, by operations that autograd can follow."""
-        theta, grad, state = one
+    def _move_differentiable(self, group: Group, matrix: MatrixStep) -> None:
+        """`_move` for one matrix, by operations that autograd can differentiate."""
+        theta, grad, state = matrix
         form = self._matrix_form(group)
-        n = numbers_traced(form, group, state["step"], grad, None)
+        n = scalars_traced(form, group, state["step"], grad, None)
         # Copies, as a refresh changes the basis in place and a backward pass needs the old one.
         basis = {axis: Q[0].clone() for axis, Q in _basis_of([state]).items()}
-        seen = zero_rounding_noise(rotate(grad, basis))
+        rotated = zero_rounding_noise(rotate(grad, basis))
         m, v = state["mean"].clone(), state["variance"].clone()
         still = n._replace(shrink=1.0)
-        move, mean, variance = advance(form, still, torch.zeros_like(seen), seen, m, v)
+        move, mean, variance = advance(form, still, torch.zeros_like(rotated), rotated, m, v)
         state["mean"].copy_(mean)
         state["variance"].copy_(variance)
-        _shift(theta, rotate(move, basis, back=True), n.shrink, state.get(ROUNDING))
+        _apply(theta, rotate(move, basis, back=True), n.shrink, state.get(ROUNDING))
 
 
 def _size(theta: Tensor) -> tuple[int, int]:
@@ -340,19 +340,19 @@ def as_matrix(grad: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _stacks(matrices: list[MatrixStep], single: bool) -> Iterator[list[MatrixStep]]:
-    """Matrices to stack: alike in shape, dtype and device; on a CPU, as many as fit its cache."""
+    """Stacks of matrices of one shape, dtype and device; on a CPU, as many as fit its cache."""
     alike: dict[Any, list[MatrixStep]] = {}
-    for one in matrices:
-        G = one.grad
-        bases = [f"{side}_basis" in one.state for side in SIDES]
+    for matrix in matrices:
+        G = matrix.grad
+        bases = [f"{side}_basis" in matrix.state for side in SIDES]
         key = (G.shape, G.dtype, G.device, *bases)
-        alike.setdefault(key, []).append(one)
-    for some in alike.values():
-        G = some[0].grad
-        most = len(some) if G.device.type != "cpu" else max(1, PIECE // G.numel())
+        alike.setdefault(key, []).append(matrix)
+    for stack in alike.values():
+        G = stack[0].grad
+        most = len(stack) if G.device.type != "cpu" else max(1, PIECE // G.numel())
         most = 1 if single else most
-        for i in range(0, len(some), most):
-            yield some[i : i + most]
+        for i in range(0, len(stack), most):
+            yield stack[i : i + most]
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
@@ -374,18 +374,18 @@ def _set_basis(state: State, basis: dict[int, Tensor]) -> None:
             state[f"{side}_basis"].copy_(basis[axis])
 
 
-def _learn(beta: float, G: Tensor, states: list[State]) -> None:
+def _update_covariances(beta: float, G: Tensor, states: list[State]) -> None:
     """Average the gradients into the covariances, in place."""
     for side in SIDES:
         if f"{side}_covariance" not in states[0]:
             continue
-        held = [state[f"{side}_covariance"] for state in states]
+        covariances = [state[f"{side}_covariance"] for state in states]
         A = G if side == "row" else G.mT
-        if is_sharded(held[0]):  # this process has some rows of one matrix
-            own = part(A[0].contiguous(), held[0]).to_local()
-            held[0].to_local().addmm_(own, A[0].mT, beta=beta, alpha=1 - beta)
+        if is_sharded(covariances[0]):  # this process has some rows of one matrix
+            own = part(A[0].contiguous(), covariances[0]).to_local()
+            covariances[0].to_local().addmm_(own, A[0].mT, beta=beta, alpha=1 - beta)
         else:
-            average_covariances(held, A, beta)
+            average_covariances(covariances, A, beta)
 
 
 def average_covariances(covariances: list[Tensor], A: Tensor, beta: float) -> None:
@@ -403,19 +403,19 @@ def average_covariances(covariances: list[Tensor], A: Tensor, beta: float) -> No
 
 
 def _refresh(states: list[State]) -> None:
-    """Let the bases follow the covariances; mean and variance go along."""
+    """Update the bases from the covariances, and rotate mean and variance to them."""
     old = _basis_of(states)
     new: dict[int, Tensor] = {}
     m, v = (_stacked([state[name] for state in states]) for name in ("mean", "variance"))
     for side, axis in SIDES.items():
         if axis not in old:
             continue
-        held = [state[f"{side}_covariance"] for state in states]
-        C = _stacked(held)
+        covariances = [state[f"{side}_covariance"] for state in states]
+        C = _stacked(covariances)
         new[axis], order, good = refreshed_basis(C.tril() + C.tril(-1).mT, old[axis])
         v = sorted_variance(v, axis, order)
         if not good.is_meta:
-            for covariance, usable in zip(held, good.tolist(), strict=True):
+            for covariance, usable in zip(covariances, good.tolist(), strict=True):
                 if not usable:
                     covariance.zero_()
     m = rotate(rotate(m, old, back=True), new)
@@ -425,7 +425,7 @@ def _refresh(states: list[State]) -> None:
         _set_basis(state, {axis: Q[i] for axis, Q in new.items()})
 
 
-def _shift(theta: Tensor, move: Tensor | None, shrink: Any, error: Tensor | None) -> None:
+def _apply(theta: Tensor, move: Tensor | None, shrink: Any, error: Tensor | None) -> None:
     """Decay a parameter and then add a move, in place; rounded once if it has a low precision."""
     if is_sharded(theta):
         if move is not None:

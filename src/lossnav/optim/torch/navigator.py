@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch.base import Group, _home
+from lossnav.optim.torch import adam_state
+from lossnav.optim.torch.base import Group, _device
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
-from lossnav.optim.torch.moving import adamw_state, is_adam, moved_in, summary, translated
 from lossnav.rules.diagonal import (
     BeliefRule,
     average_of,
@@ -34,19 +34,19 @@ class Navigator(DiagonalOptimizer):
               D=\gamma+\sqrt{\gamma^2+\hat v}+\epsilon,\qquad
               z=c\,s\,n_t\Bigl[a+(1-a)\frac{\hat v}{D\sqrt{\bar v}}\Bigr],
 
-    with c the ``saturation``, a the fraction ``shared``, :math:`\bar v` the mean of :math:`\hat v`
-    over the tensor, s the learning rate divided by its largest value so far, and :math:`n_t` the
-    number of gradients whose evidence is kept: one, unless ``wandering`` is given. Weight decay is
-    decoupled, :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\,\theta`, as in
-    AdamW.
+    where c is the ``saturation``, a the fraction ``shared``, :math:`\bar v` the mean of
+    :math:`\hat v` over the tensor, s the learning rate divided by its largest value so far, and
+    :math:`n_t` the number of gradients whose evidence adds up: one, unless ``wandering`` is set.
+    Weight decay is decoupled,
+    :math:`\theta\leftarrow(1-\mathrm{lr}\cdot\mathrm{weight\_decay})\,\theta`, as in AdamW.
 
     With ``saturation=0, nesterov=False`` and all else at its default, the step is that of
     `torch.optim.AdamW` with the same ``lr``, ``betas``, ``eps`` and ``weight_decay`` (the defaults
     of ``betas[1]`` and ``weight_decay`` differ).
 
-    **What it assumes.** With `rule` and `assumptions` it says so itself. At a constant ``lr`` and
-    without discount it is `lossnav.learning_rule` with ``dt=1, plan="straight", look_ahead=True,
-    relative=True, shared=a, horizon=N`` for `lossnav.problem.belief.adaptive` with
+    **What it assumes.** `rule` and `assumptions` state it for an optimizer. At a constant ``lr``
+    and without discount it is `lossnav.learning_rule` with ``dt=1, plan="straight",
+    look_ahead=True, relative=True, shared=a, horizon=N`` for `lossnav.problem.belief.adaptive` with
 
     - :math:`\kappa=c/((1+c)\,\mathrm{lr})` and :math:`\eta k=c\,(1+c)\,\mathrm{lr}`: curvature is
       :math:`\kappa v/\sqrt{\bar v}`, a typical step :math:`\sqrt{\eta k/\kappa}=(1+c)\,\mathrm{lr}`
@@ -60,7 +60,7 @@ class Navigator(DiagonalOptimizer):
 
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
-        setting.
+            setting.
         lr: Learning rate; a float or a tensor.
         betas: Decay rates of the averages of the gradient and of its square.
         eps: Term added to the denominator for numerical stability.
@@ -84,8 +84,8 @@ class Navigator(DiagonalOptimizer):
             own v) to 1 (all alike). By default 0.5, and 0 with a horizon or ``wandering``.
         horizon: Number of steps until training ends; None for an open end. Steps and weight decay
             then shrink linearly over the last ``cooldown * horizon`` steps, and are zero
-            afterwards: no scheduler is needed. To train on, set a later ``horizon`` in
-            ``param_groups``.
+            afterwards: no scheduler is needed. To continue training, set a later ``horizon``
+            in ``param_groups``.
         wandering: How fast the minimum is believed to move: the variance of its move in each step,
             in units of the variance with which one gradient measures it. Evidence then adds up to
             that of :math:`n_t` gradients, t for 0 (so that steps decay as 1/t where curvature is
@@ -106,9 +106,9 @@ class Navigator(DiagonalOptimizer):
         nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
             `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it. A
             compiled or captured step cannot raise; it skips.
-        compensate: Keep what a parameter in bfloat16 or float16 loses when a step is rounded, and
-            add it to the next one (compensated summation), so that small steps are not lost. It
-            takes two bytes more for each. None does so for bfloat16.
+        compensate: Store the rounding error of each bfloat16 or float16 parameter and add it to the
+            next step (compensated summation), so that small steps are not lost. It takes two more
+            bytes per parameter. None does so for bfloat16.
         centred: Old spelling of ``centered``; deprecated.
 
     Examples:
@@ -123,7 +123,7 @@ class Navigator(DiagonalOptimizer):
         (True, 0)
     """
 
-    _formula = (
+    _rule_settings = (
         "weight_decay", "eps", "gamma", "gain", "centered", "nesterov", "saturation", "shared",
         "horizon", "cooldown", "wandering",
     )  # fmt: skip
@@ -187,7 +187,7 @@ class Navigator(DiagonalOptimizer):
         if isinstance(param_group, dict) and "centred" in param_group:
             param_group["centered"] = respelled(False, param_group.pop("centred"))
         super().add_param_group(param_group)
-        home = _home(param_group)
+        home = _device(param_group)
         kind = torch.float32 if home is not None and home.type == "mps" else torch.float64
         param_group["peak_lr"] = torch.zeros((), dtype=kind, device=home)
 
@@ -200,17 +200,17 @@ class Navigator(DiagonalOptimizer):
         verbose: bool = True,
         **settings: Any,
     ) -> Self:
-        """Take over from an Adam, AdamW or NAdam of PyTorch: its groups, settings and state.
+        """Create an optimizer from PyTorch's Adam, AdamW or NAdam: groups, settings and state.
 
         ``lr``, ``betas``, ``eps``, ``weight_decay`` and the averages m and v with their count of
         steps are those of the other optimizer, and so are keys that schedulers have set. It is not
-        changed. With ``saturation=0, nesterov=False`` the run goes on as AdamW's own.
+        changed. With ``saturation=0, nesterov=False`` the run continues as with AdamW.
 
         Args:
             optimizer: The other optimizer, or its ``state_dict()``.
             params: Parameters or groups for a state dict, as for `load_state_dict`; not needed for
                 an optimizer.
-            verbose: Print one line that says what was taken.
+            verbose: Print one line on what was taken over.
             settings: Settings that differ from those of the other optimizer.
 
         Raises:
@@ -225,12 +225,12 @@ class Navigator(DiagonalOptimizer):
             Taken from AdamW: lr 0.01, betas (0.9, 0.999), eps 1e-08, weight_decay 0.01; state of 2
             of 2 parameters after 1 steps. All else (nesterov, saturation, ...) is Navigator's own.
         """
-        return moved_in(cls, optimizer, params, verbose=verbose, settings=settings)
+        return adam_state.from_adam(cls, optimizer, params, verbose=verbose, settings=settings)
 
     def adamw_state_dict(self) -> dict[str, Any]:
-        """The state as one that `torch.optim.AdamW` loads: the way back from `like`.
+        """A state dict that `torch.optim.AdamW` can load: the inverse of `like`.
 
-        What AdamW does not have, such as ``saturation``, is left out.
+        Settings that AdamW lacks, such as ``saturation``, are left out.
 
         Examples:
             >>> theta = torch.nn.Parameter(torch.ones(2))
@@ -242,13 +242,13 @@ class Navigator(DiagonalOptimizer):
             >>> adamw.param_groups[0]["lr"], int(adamw.state[theta]["step"])
             (0.1, 1)
         """
-        return adamw_state(self.state_dict())
+        return adam_state.to_adamw_state(self.state_dict())
 
-    def _understood(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        if not is_adam(saved):
+    def _translated(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        if not adam_state.is_adam(saved):
             return saved, ""
-        note = summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
-        return translated(saved, self.param_groups, self.defaults), note
+        note = adam_state.summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
+        return adam_state.from_adam_state(saved, self.param_groups, self.defaults), note
 
     def _adopt(self, own: Group, group: Group) -> None:
         group.setdefault("shared", 0.0)  # saved before there were such settings
@@ -281,7 +281,7 @@ class Navigator(DiagonalOptimizer):
         return self.rule.assumptions
 
     def _rule(self, group: Group) -> BeliefRule:
-        settings = {name: group[name] for name in self._formula if name != "centered"}
+        settings = {name: group[name] for name in self._rule_settings if name != "centered"}
         second = average_of(group["centered"], group["wandering"])
         return BeliefRule.practical(1.0, betas=tuple(group["betas"]), second=second, **settings)
 
@@ -313,7 +313,7 @@ class Ballistic(DiagonalOptimizer):
     """
 
     columns = ("step", "variance")
-    _formula = ("beta2", "eps", "weight_decay")
+    _rule_settings = ("beta2", "eps", "weight_decay")
 
     def __init__(
         self,

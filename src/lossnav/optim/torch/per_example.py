@@ -7,18 +7,19 @@ and no second pass. A convolution is such a layer on its patches. For any other 
 computes the per-example gradients of that layer alone.
 
 The curvature of the loss (generalized Gauss-Newton, GGN) is estimated in the same way: a random
-gradient of the outputs, whose covariance is the loss's curvature there, is sent back to the layers'
-outputs, and its squares are summed. It is :math:`Rz` for a root of that curvature, :math:`RR^T`,
-and random signs z; for a softmax, :math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a single output it
-is exact. Labels drawn from p, minus p, have the same covariance, but a confident model hardly ever
-draws the labels that contribute.
+gradient of the outputs, whose covariance is the loss's curvature there, is propagated back to the
+outputs of the layers, and its squares are summed. It is :math:`Rz` for a root of that curvature,
+:math:`RR^T`, and random signs z; for a softmax, :math:`\sqrt p\,z-p\,(\sqrt p\cdot z)`. With a
+single output it is exact. Labels drawn from p, minus p, have the same covariance, but a confident
+model hardly ever draws the labels that contribute.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,8 @@ ROOM = 1 << 22
 class Examples:
     """Collect statistics of a model's examples by hooks on its layers, until `remove`.
 
-    Nothing is collected while gradients are off. All passes between two calls of `clear` count as
-    one batch, so that gradients may be accumulated.
+    Nothing is collected while gradients are disabled. All passes between two calls of `clear` count
+    as one batch, so that gradients may be accumulated.
 
     Args:
         model: A module with one tensor in and out, whose first axis is the batch.
@@ -57,6 +58,8 @@ class Examples:
         2
     """
 
+    _paused: ClassVar[bool] = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,7 +80,7 @@ class Examples:
         self._squares: dict[Tensor, Tensor] = {}
         self._curvature: dict[Tensor, Tensor] = {}
         self._records: list[tuple[nn.Module, Tensor, Any]] = []
-        self._handles = [model.register_forward_pre_hook(self._begin)]
+        self._handles = [model.register_forward_pre_hook(self._begin_pass)]
         for name, module in model.named_modules():
             own = [p for p in module.parameters(recurse=False) if p.requires_grad]
             if own:
@@ -92,7 +95,7 @@ class Examples:
         self.remove()
 
     def remove(self) -> None:
-        """Remove all hooks from the model; the statistics stay."""
+        """Remove all hooks from the model, and keep the statistics."""
         for handle in self._handles:
             handle.remove()
 
@@ -103,21 +106,23 @@ class Examples:
 
     def squares(self, parameter: Tensor) -> Tensor | None:
         """The mean over examples of the squared gradient; None if there were none."""
-        held = self._squares.get(parameter)
-        if held is None:
+        total = self._squares.get(parameter)
+        if total is None:
             return None
-        return held * self.count if self.reduction == "mean" else held / self.count
+        return total * self.count if self.reduction == "mean" else total / self.count
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
         """The estimated diagonal of the GGN; None if there were no examples."""
-        held = self._curvature.get(parameter)
-        return None if held is None else held / self.count
+        total = self._curvature.get(parameter)
+        return None if total is None else total / self.count
 
-    def _begin(self, model: nn.Module, inputs: Any) -> None:
+    def _begin_pass(self, model: nn.Module, inputs: Any) -> None:
         self._records = []
 
     def _forward(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+        if self._paused or not torch.is_grad_enabled():
+            return
+        if not (isinstance(output, Tensor) and output.requires_grad):
             return
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
             raise ValueError(
@@ -145,8 +150,8 @@ class Examples:
         if self._estimates:
             self._draw(output)
         if not self._checked:
-            seen = output.detach()
-            output.register_hook(lambda slope: self._check_reduction(seen, slope))
+            detached = output.detach()
+            output.register_hook(lambda slope: self._check_reduction(detached, slope))
 
     def _draw(self, output: Tensor) -> None:
         edges = [edge for _, _, edge in self._records]
@@ -159,9 +164,9 @@ class Examples:
             )
         finally:
             self._drawing = False
-        for (module, a, _), found in zip(self._records, slopes, strict=True):
-            if found is not None:
-                self._collect(self._curvature, module, a, found)
+        for (module, a, _), drawn in zip(self._records, slopes, strict=True):
+            if drawn is not None:
+                self._collect(self._curvature, module, a, drawn)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _check_reduction(self, output: Tensor, slope: Tensor) -> None:
@@ -176,11 +181,11 @@ class Examples:
             p, count = p.gather(1, place), low.numel()
         else:
             p, low, count = output.sigmoid(), slope, slope.numel()
-        known = (low < 0) & (p < 0.99)
-        if count < 2 or not known.any():
+        certain = (low < 0) & (p < 0.99)
+        if count < 2 or not certain.any():
             return
         self._checked = True
-        scale = (low / (p - 1))[known].median().item()
+        scale = (low / (p - 1))[certain].median().item()
         factor = count if self.reduction == "mean" else 1
         other = "sum" if self.reduction == "mean" else "mean"
         expected = {"sum": 1.0, "mean": 1 / count}
@@ -219,12 +224,19 @@ class Examples:
     def _collect(
         self, into: dict[Tensor, Tensor], module: nn.Module, a: Tensor, slope: Tensor
     ) -> None:
-        for name, found in sums_of_squares(module, a, slope).items():
+        for name, squares in sums_of_squares(module, a, slope).items():
             parameter = getattr(module, name)
-            if parameter in into:
-                into[parameter] += found
-            else:
-                into[parameter] = found
+            into[parameter] = into[parameter].add_(squares) if parameter in into else squares
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Context manager for passes that no `Examples` collects, since they are not training."""
+    before, Examples._paused = Examples._paused, True
+    try:
+        yield
+    finally:
+        Examples._paused = before
 
 
 def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Tensor]:
@@ -237,8 +249,8 @@ def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Te
 
     Examples:
         >>> layer = nn.Linear(1, 1)
-        >>> found = sums_of_squares(layer, torch.tensor([[2.0], [3.0]]), torch.ones(2, 1))
-        >>> found["weight"], found["bias"]
+        >>> sums = sums_of_squares(layer, torch.tensor([[2.0], [3.0]]), torch.ones(2, 1))
+        >>> sums["weight"], sums["bias"]
         (tensor([[13.]]), tensor([2.]))
     """
     wide = torch.promote_types(slope.dtype, torch.float32)
@@ -246,8 +258,8 @@ def sums_of_squares(module: nn.Module, a: Tensor, slope: Tensor) -> dict[str, Te
     a = a.to(wide) if a.is_floating_point() else a
     wanted = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
     if type(module) is nn.Linear and a.ndim == 2:
-        found = {"weight": slope.square().T @ a.square(), "bias": slope.square().sum(0)}
-        return {name: found[name] for name in wanted}
+        sums = {"weight": slope.square().T @ a.square(), "bias": slope.square().sum(0)}
+        return {name: sums[name] for name in wanted}
     if type(module) is nn.Linear and a.ndim > 2:
         rows = a.flatten(1, -2), slope.flatten(1, -2).transpose(1, 2)
         return _of_products(wanted, *rows)
@@ -269,40 +281,40 @@ def _plain_convolution(module: nn.Module) -> bool:
 
 def _of_products(wanted: dict[str, Tensor], a: Tensor, slope: Tensor) -> dict[str, Tensor]:
     """Layers whose gradient is a sum over places: slope (n, out, places) @ a (n, places, in)."""
-    found = {}
+    sums = {}
     if "weight" in wanted:
         shape = wanted["weight"].shape
         total = torch.zeros(slope.shape[1], a.shape[2], dtype=slope.dtype, device=slope.device)
         few = max(1, ROOM // max(total.numel(), 1))
         for x, d in zip(a.split(few), slope.split(few), strict=True):
             total += torch.bmm(d, x).square().sum(0)
-        found["weight"] = total.reshape(shape)
+        sums["weight"] = total.reshape(shape)
     if "bias" in wanted:
-        found["bias"] = slope.sum(2).square().sum(0)
-    return found
+        sums["bias"] = slope.sum(2).square().sum(0)
+    return sums
 
 
 def _by_example(
     module: nn.Module, wanted: dict[str, Tensor], a: Tensor, slope: Tensor
 ) -> dict[str, Tensor]:
-    """Any layer, through `torch.func`."""
-    held = {n: p.detach().to(slope.dtype) for n, p in module.named_parameters(recurse=False)}
+    """Per-example gradients of any layer, through `torch.func`."""
+    tensors = {n: p.detach().to(slope.dtype) for n, p in module.named_parameters(recurse=False)}
 
-    def pulled(x: Tensor, d: Tensor) -> dict[str, Tensor]:
+    def gradient(x: Tensor, d: Tensor) -> dict[str, Tensor]:
         def run(chosen: dict[str, Tensor]) -> Tensor:
-            given = (x.unsqueeze(0),)
-            return torch.func.functional_call(module, {**held, **chosen}, given).squeeze(0)
+            inputs = (x.unsqueeze(0),)
+            return torch.func.functional_call(module, {**tensors, **chosen}, inputs).squeeze(0)
 
-        chosen = {name: held[name] for name in wanted}
+        chosen = {name: tensors[name] for name in wanted}
         return torch.func.vjp(run, chosen)[1](d)[0]
 
     few = max(1, ROOM // max(sum(p.numel() for p in wanted.values()), 1))
     total: dict[str, Tensor] = {}
-    # A functional call would run the hooks that brought us here.
+    # A functional call would run these very hooks again.
     hooks, module._forward_hooks = module._forward_hooks, type(module._forward_hooks)()
     try:
         for x, d in zip(a.split(few), slope.split(few), strict=True):
-            for name, g in torch.vmap(pulled)(x, d).items():
+            for name, g in torch.vmap(gradient)(x, d).items():
                 part = g.square().sum(0)
                 total[name] = total[name] + part if name in total else part
     finally:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.network import Layout, layout, measured, with_zero_hessian
+from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
 from lossnav.optim.torch.base import Batch, Group, NavigatorBase, rounded, state_dtype, widened
 from lossnav.optim.torch.shards import ROUNDING, is_sharded
 from lossnav.rules.base import Rule
@@ -39,10 +39,10 @@ def from_rule(
 
     **Curvature of a network.** A rule with ``"squares"`` as its curvature, or of the zoo, runs on
     each parameter. A rule with a Hessian, a metric or a drift runs on all parameters of a group as
-    one vector. If the objective's loss has another number of coordinates, the Hessian is that of
-    the network's loss, and ``step`` needs a closure that returns the loss and does *not* call
-    ``backward``. ``"hutchinson"`` then takes one Hessian-vector product a step, ``"lanczos"`` up
-    to 60, and ``"exact"`` and ``"diagonal"`` one for each coordinate.
+    one vector. If the objective's loss has a different number of coordinates, the Hessian is that
+    of the network's loss, and ``step`` needs a closure that returns the loss and does *not* call
+    ``backward``. ``"hutchinson"`` then takes one Hessian-vector product per step, ``"lanczos"`` up
+    to 60, and ``"exact"`` and ``"diagonal"`` one per coordinate.
 
     Args:
         params: Parameters, named parameters, or parameter groups, which may have their own ``lr``
@@ -58,7 +58,7 @@ def from_rule(
         compensate: As in `Navigator`.
 
     Raises:
-        ValueError: The rule does not fit these parameters; the sentence names one that does.
+        ValueError: The rule cannot run on these parameters; the message names one that can.
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -88,9 +88,9 @@ def from_rule(
     if isinstance(params, Rule):
         params, rule = cast(ParamsT, rule), params
     if not isinstance(rule, Rule):
-        given = params if callable(params) or isinstance(params, torch.optim.Optimizer) else rule
+        argument = params if callable(params) or isinstance(params, torch.optim.Optimizer) else rule
         raise TypeError(
-            f"from_rule takes a Rule, but a {type(given).__name__} was given: use "
+            f"from_rule takes a Rule, but a {type(argument).__name__} was given: use "
             "ln.learning_rule(objective) or one of lossnav.rules.zoo, such as zoo.Adam()."
         )
     settings = {
@@ -104,7 +104,7 @@ class RuleOptimizer(NavigatorBase):
     """A `Rule` as an optimizer, or one for each group; made by `from_rule`."""
 
     rules: dict[str, Rule]
-    """The rules by the name that groups have in place of them, as a checkpoint stores names."""
+    """The rules by name; groups, and so checkpoints, store the name of their rule."""
 
     _slopes: tuple[list[Tensor], list[Tensor]] | None = None
     """Parameters and their gradients with a graph, during a step that needs the Hessian."""
@@ -151,18 +151,18 @@ class RuleOptimizer(NavigatorBase):
 
     def _refuse(self, group: Group) -> None:
         """Refuse parameters that the rule of their group cannot run on."""
-        found = self._layout(group)
-        if found.products and group["differentiable"]:
+        plan = self._layout(group)
+        if plan.products and group["differentiable"]:
             raise ValueError(
                 "differentiable=True needs a step without Hessian-vector products of the "
                 'network\'s loss: use curvature="squares", or an objective of these coordinates.'
             )
-        if found.joined and any(is_sharded(theta) for theta in group["params"]):
+        if plan.joined and any(is_sharded(theta) for theta in group["params"]):
             raise ValueError(
                 "A rule that couples coordinates needs whole parameters, but these are sharded: "
                 'use curvature="squares" without a metric or drift of the objective.'
             )
-        if found.products and any(theta.is_complex() for theta in group["params"]):
+        if plan.products and any(theta.is_complex() for theta in group["params"]):
             raise ValueError(
                 "The Hessian is that of real parameters, but some are complex: use "
                 'curvature="squares", or torch.view_as_real.'
@@ -174,9 +174,9 @@ class RuleOptimizer(NavigatorBase):
                 f"The rule of a group is {group['rule']!r:.80}, but it must be a Rule, or the name "
                 f"of one that this optimizer has: {', '.join(self.rules)}."
             )
-        endless = isinstance(group["lr"], float) and group["lr"] == math.inf  # Newton's method
-        super()._check({**group, "lr": 1.0} if endless else group)
-        if checks.non_negative("weight_decay", group["weight_decay"]) and endless:
+        infinite = isinstance(group["lr"], float) and group["lr"] == math.inf  # Newton's method
+        super()._check({**group, "lr": 1.0} if infinite else group)
+        if checks.non_negative("weight_decay", group["weight_decay"]) and infinite:
             raise ValueError(
                 f"weight_decay is {group['weight_decay']:.6g}, but it must be 0 for an infinite "
                 "dt: weights would decay to zero at once. Use a finite dt."
@@ -193,41 +193,41 @@ class RuleOptimizer(NavigatorBase):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
-        rule, x = self.rules[group["rule"]], _given(theta.detach())
-        found = self._layout(group)
-        if found.joined:  # entries of a vector can be split among the parameters
+        rule, x = self.rules[group["rule"]], _as_real(theta.detach())
+        plan = self._layout(group)
+        if plan.joined:  # entries of a vector can be split among the parameters
             x = x.reshape(-1)
-            rule = with_zero_hessian(rule, x) if found.products else rule
+            rule = with_zero_hessian(rule, x) if plan.products else rule
         state = rule.init(x)
         # A copy each: a rule may return the same zeros twice.
         return {key: torch.as_tensor(value).detach().clone() for key, value in state.items()}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
-        # A rule may be anyone's code: in a compiled step, too, it runs as it stands.
+        # A rule may be any Python code, so it runs uncompiled, also in a compiled step.
         if ok is not None and not bool(ok):
             return
         group, params, grads, _ = batch
         rule = replace(self.rules[group["rule"]], dt=group["lr"])
         decay = group["weight_decay"]
-        if decay and isinstance(rule, BeliefFamily):  # which knows when its weights decay
+        if decay and isinstance(rule, BeliefFamily):  # which decays its weights itself
             rule, decay = replace(rule, decay=rule.decay + decay), 0.0
         if self._layout(group).joined:
             self._update_joined(rule, group, params, grads)
             return
-        found = []
+        updates = []
         for theta, grad in zip(params, grads, strict=True):
-            g = _given(-grad if group["maximize"] else grad)
+            g = _as_real(-grad if group["maximize"] else grad)
             x = theta if group["differentiable"] else theta.detach()
             state = dict(self.state[theta])
-            x = _given(widened(x, state.pop(ROUNDING, None), state_dtype(x)))
+            x = _as_real(widened(x, state.pop(ROUNDING, None), state_dtype(x)))
             move, new = rule.update(g, state, x)
             if decay:
                 move = move + decayed(x, group["lr"] * decay)
-            found.append((move, new))
-        for theta, (move, new) in zip(params, found, strict=True):
+            updates.append((move, new))
+        for theta, (move, new) in zip(params, updates, strict=True):
             _apply(theta, move, self.state[theta].get(ROUNDING))
-            _keep(self.state[theta], new, anew=group["differentiable"])
+            _store(self.state[theta], new, anew=group["differentiable"])
 
     def _update_joined(
         self, rule: Rule, group: Group, params: list[Tensor], grads: list[Tensor]
@@ -248,7 +248,9 @@ class RuleOptimizer(NavigatorBase):
         g = -g if group["maximize"] else g
         if self._layout(group).products:
             product = self._products(params, -1.0 if group["maximize"] else 1.0)
-            rule = measured(rule, product, lambda: torch.stack([product(e) for e in _unit(x)]))
+            rule = with_hessian(
+                rule, product, lambda: torch.stack([product(e) for e in torch.eye(len(x)).to(x)])
+            )
         whole = {
             key: torch.cat([state[key] for state in states]) if value.ndim else value
             for key, value in states[0].items()
@@ -265,7 +267,7 @@ class RuleOptimizer(NavigatorBase):
         }
         for i, theta in enumerate(params):
             own = {key: value[i] for key, value in parts.items()}
-            _keep(self.state[theta], own, anew=group["differentiable"])
+            _store(self.state[theta], own, anew=group["differentiable"])
 
     def _products(self, params: list[Tensor], sign: float) -> Callable[[Tensor], Tensor]:
         """v -> H v for the parameters of one group, from the closure of this step."""
@@ -286,8 +288,8 @@ class RuleOptimizer(NavigatorBase):
             ]
             if not bent:
                 return torch.zeros_like(v)
-            some = [slopes[i] for i in bent], params, [along[i] for i in bent]
-            rows = torch.autograd.grad(*some, retain_graph=True, materialize_grads=True)
+            inputs = [slopes[i] for i in bent], params, [along[i] for i in bent]
+            rows = torch.autograd.grad(*inputs, retain_graph=True, materialize_grads=True)
             return sign * _joined(list(rows)).to(v.dtype)
 
         return product
@@ -302,11 +304,11 @@ class RuleOptimizer(NavigatorBase):
         if closure is None or not any(self._layout(group).products for group in self.param_groups):
             return super().step(closure)
         try:
-            return super().step(functools.partial(self._differentiated, closure))
+            return super().step(functools.partial(self._loss_with_graph, closure))
         finally:
             self._slopes = None
 
-    def _differentiated(self, closure: Callable[[], Any]) -> Any:
+    def _loss_with_graph(self, closure: Callable[[], Any]) -> Any:
         """The loss of a closure, after its gradients have been taken with a graph."""
         loss = closure()
         params = [theta for group in self.param_groups for theta in group["params"]]
@@ -329,18 +331,13 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
 
-def _unit(x: Tensor) -> Tensor:
-    """The unit vectors, as rows."""
-    return torch.eye(len(x), dtype=x.dtype, device=x.device)
-
-
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """All entries, one tensor after the other, as a rule gets them."""
-    return torch.cat([_given(tensor).reshape(-1) for tensor in tensors])
+    """All entries of the tensors as one real vector."""
+    return torch.cat([_as_real(tensor).reshape(-1) for tensor in tensors])
 
 
-def _given(tensor: Tensor) -> Tensor:
-    """A tensor as a rule gets it: real, and in single precision at least."""
+def _as_real(tensor: Tensor) -> Tensor:
+    """A tensor as rules take it: real, in single precision at least."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return tensor.to(state_dtype(tensor))
 
@@ -353,12 +350,12 @@ def _apply(theta: Tensor, move: Tensor, error: Tensor | None) -> None:
         rounded(x, widened(x, error, move.dtype) + move, error)
 
 
-def _keep(state: dict[str, Tensor], new: dict[str, Any], *, anew: bool) -> None:
+def _store(state: dict[str, Tensor], new: dict[str, Any], *, anew: bool) -> None:
     """Store a rule's state, in place where shape and dtype are the same."""
     for key, value in new.items():
-        found = torch.as_tensor(value)
-        held = state.get(key)
-        if anew or held is None or held.shape != found.shape or held.dtype != found.dtype:
-            state[key] = found
+        tensor = torch.as_tensor(value)
+        stored = state.get(key)
+        if anew or stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            state[key] = tensor
         else:
-            held.copy_(found)
+            stored.copy_(tensor)

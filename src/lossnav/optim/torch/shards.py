@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 ROUNDING = "compensation"
-"""The entry of the state that holds the rounding error of a low-precision parameter."""
+"""The entry of the state with the rounding error of a low-precision parameter."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -32,7 +32,7 @@ def local(tensors: list[Tensor]) -> list[Tensor]:
     return [getattr(t, "_local_tensor", t) for t in tensors]
 
 
-def laid_out(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+def redistributed(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """The gradients in the layout of their parameters; partial sums are reduced."""
     return [
         g.redistribute(placements=p.placements)
@@ -44,12 +44,12 @@ def laid_out(params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
 
 def meshes(tensors: Iterable[Tensor]) -> list[Any]:
     """The device meshes of these tensors, each once."""
-    found: list[Any] = []
+    distinct: list[Any] = []
     for tensor in tensors:
         mesh = getattr(tensor, "device_mesh", None)
-        if mesh is not None and mesh not in found:
-            found.append(mesh)
-    return found
+        if mesh is not None and mesh not in distinct:
+            distinct.append(mesh)
+    return distinct
 
 
 def agreed(good: bool, over: list[Any]) -> bool:
@@ -64,10 +64,10 @@ def agreed(good: bool, over: list[Any]) -> bool:
     return good
 
 
-def partitioned() -> Any:
+def zero_redundancy_owner() -> Any:
     """The ZeroRedundancyOptimizer that is making an optimizer of some of its parameters, or None.
 
-    It tells neither the optimizer nor its groups: it is known from the calls under way.
+    It passes no reference to the optimizer, so it is looked up on the call stack.
     """
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     frame = sys._getframe(1) if module is not None else None
@@ -79,7 +79,7 @@ def partitioned() -> Any:
     return None
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """Print a text; of several processes, only the first does."""
     import torch.distributed as dist
 
@@ -98,7 +98,7 @@ Split = tuple[Any, Tensor]
 
 def splits(tensors: list[Tensor]) -> list[Split]:
     """The process groups that any of these tensors is sharded over."""
-    found: list[Split] = []
+    groups: list[Split] = []
     for mesh in meshes(tensors):
         for axis in range(mesh.ndim):
             cut = [
@@ -106,12 +106,12 @@ def splits(tensors: list[Tensor]) -> list[Split]:
                 for t in tensors
             ]
             if any(cut):
-                found.append((mesh.get_group(axis), torch.tensor(cut, device=mesh.device_type)))
-    return found
+                groups.append((mesh.get_group(axis), torch.tensor(cut, device=mesh.device_type)))
+    return groups
 
 
 def totals(over: list[Split], sums: Tensor) -> Tensor:
-    """Sums over whole tensors from the local sums, by one message for each of the `splits`."""
+    """Sums over whole tensors from the local sums, with one all-reduce for each of the `splits`."""
     for group, cut in over:
         import torch.distributed as dist
 
@@ -122,16 +122,16 @@ def totals(over: list[Split], sums: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, on every process that holds a part."""
+    """The whole tensor, on every process that has a part."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every process has whole, in the layout of ``like``; nothing is sent."""
+    """A tensor that every process has whole, in the layout of ``like``; no communication."""
     return _placed(tensor, like, like.placements) if is_sharded(like) else tensor
 
 
-def shared_out(tensor: Tensor, theta: Tensor) -> Tensor:
+def sharded_by_rows(tensor: Tensor, theta: Tensor) -> Tensor:
     """A matrix that belongs to ``theta``, sharded by rows over the processes that share it."""
     if not is_sharded(theta):
         return tensor
@@ -151,24 +151,23 @@ def _placed(tensor: Tensor, like: Tensor, placements: Any) -> Tensor:
 
 @contextmanager
 def gathered(state: dict[str, Tensor], *, renew: bool) -> Iterator[dict[str, Tensor]]:
-    """The state of a sharded matrix, whole for the time of one step.
+    """Gather the state of a sharded matrix for one step.
 
     Covariances stay sharded, as they are updated by rows, unless the step is to ``renew`` the
-    basis.
-    The new basis is that of the first process: eigenvectors are so sensitive to rounding that
-    processes on other hardware could end with rows of different bases.
+    basis. All processes take the new basis of the first one: eigenvectors are so sensitive to
+    rounding that other hardware could end with rows of different bases.
     """
-    late = (ROUNDING,) if renew else (ROUNDING, "row_covariance", "column_covariance")
-    memory = {key: t if key in late else whole(t) for key, t in state.items()}
+    local_keys = (ROUNDING,) if renew else (ROUNDING, "row_covariance", "column_covariance")
+    memory = {key: t if key in local_keys else whole(t) for key, t in state.items()}
     yield memory
-    for key, held in state.items():
-        if is_sharded(held) and key not in late:
+    for key, shard in state.items():
+        if is_sharded(shard) and key not in local_keys:
             if renew:
-                _from_the_first(memory[key], held.device_mesh)
-            held.to_local().copy_(part(memory[key], held).to_local())
+                _broadcast(memory[key], shard.device_mesh)
+            shard.to_local().copy_(part(memory[key], shard).to_local())
 
 
-def _from_the_first(tensor: Tensor, mesh: Any) -> None:
+def _broadcast(tensor: Tensor, mesh: Any) -> None:
     import torch.distributed as dist
 
     for axis in range(mesh.ndim if mesh.size() > 1 else 0):

@@ -1,4 +1,4 @@
-"""The figures in one style: readable at column width, in print, and to the colour-blind.
+"""The style of the figures: readable at column width, in print, and for the colour-blind.
 
 Each module has figures, each a `PaperFigure` with ``data`` and ``draw``.
 """
@@ -86,7 +86,7 @@ def panels(
 ) -> tuple[Figure, Any]:
     """A figure with ``rows x columns`` axes; ``ratios`` are the widths of the columns.
 
-    The default width is that of a page of text, in inches, so that letters have their own size.
+    The default width is that of a page of text, in inches, so that fonts have their nominal size.
     """
     from matplotlib.figure import Figure
 

@@ -106,7 +106,7 @@ class NumpyTraining:
         hidden: Widths of the hidden layers.
         batch: Examples per step.
         epochs: Passes over the training images.
-        seeds: Each rule runs once with each.
+        seeds: Seeds; each rule runs once per seed.
         test_images: Largest number of test images to evaluate on.
         points: Number of evaluations, evenly spaced.
         clip: Largest norm of a gradient.

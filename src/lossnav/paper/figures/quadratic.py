@@ -53,8 +53,8 @@ def fig2_data() -> Tables:
         b[f"loss gamma={gamma:g}"] = LINE(line)
         c[f"theta1 gamma={gamma:g}"] = plane[:, 0]
         c[f"theta2 gamma={gamma:g}"] = plane[:, 1]
-        rate, one = (decay_rate(x, eta=1.0, k=1.0, gamma=gamma) for x in (h, np.ones(1)))
-        d[f"ratio gamma={gamma:g}"] = rate / one
+        rate, unit = (decay_rate(x, eta=1.0, k=1.0, gamma=gamma) for x in (h, np.ones(1)))
+        d[f"ratio gamma={gamma:g}"] = rate / unit
     return {"fig2a": a, "fig2b": b, "fig2c": c, "fig2d": d}
 
 
@@ -205,8 +205,8 @@ def lowest(objective: Objective) -> FloatArray:
     equations = derive(objective)
     potential = equations.effective_potential().xreplace(equations.values)
     slopes = [sympy.diff(potential, x) for x in equations.coordinates]
-    found = sympy.solve(slopes, equations.coordinates)
-    return np.array([float(found[x]) for x in equations.coordinates])
+    minimum = sympy.solve(slopes, equations.coordinates)
+    return np.array([float(minimum[x]) for x in equations.coordinates])
 
 
 def spiral_data() -> Tables:
@@ -234,7 +234,7 @@ def spiral_data() -> Tables:
 @figures.styled
 def draw_spiral(tables: Tables) -> figures.Figure:
     """Both sets of points without and with a discount, and the distance between them."""
-    figure, ((still, turned, apart),) = figures.panels(3, height=2.9)
+    figure, ((still, turned, gap),) = figures.panels(3, height=2.9)
     lows = {"mfc": "white", "mec": "black", "markersize": 6.5}
     ends = {"color": ORANGE, "mec": "black", "mew": 0.5, "markersize": 3.5}
     for ax, gamma, letter in ((still, 0.0, "a"), (turned, SHOWN, "b")):
@@ -249,11 +249,11 @@ def draw_spiral(tables: Tables) -> figures.Figure:
     for gamma, colour, dash in zip(SPIRAL_GAMMAS, figures.COLOURS, figures.DASHES, strict=True):
         table, look = tables[f"spiral gamma={gamma:g}"], {"color": colour, "linestyle": dash}
         label = rf"$\gamma = {gamma:g}$"
-        apart.plot(table["q"], table["distance"], marker="o", markersize=3, label=label, **look)
-    apart.set(title="c  Distance apart", xlabel="rotation $q$", xscale="log")
-    apart.set(xticks=[0.5, 1, 2, 5, 10], xticklabels=["0.5", "1", "2", "5", "10"])
-    apart.xaxis.minorticks_off()
-    apart.legend()
+        gap.plot(table["q"], table["distance"], marker="o", markersize=3, label=label, **look)
+    gap.set(title="c  Distance apart", xlabel="rotation $q$", xscale="log")
+    gap.set(xticks=[0.5, 1, 2, 5, 10], xticklabels=["0.5", "1", "2", "5", "10"])
+    gap.xaxis.minorticks_off()
+    gap.legend()
     figure.legend(*still.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _GRID = 161
-_LINES = 8  # more coordinates than this get one look
+_LINES = 8  # more coordinates than this share one line style
 
 
 def data(objective: Objective, path: Trajectory) -> Tables:
@@ -53,7 +53,7 @@ def data(objective: Objective, path: Trajectory) -> Tables:
 
 @figures.styled
 def draw(tables: Tables) -> figures.Figure:
-    """The landscape with the path, or the coordinates over time; beside it the running costs."""
+    """The landscape with the path, or the coordinates over time, and the running costs."""
     wide = 7.6 if "landscape" in tables else 7.0
     figure, ((place, cost),) = figures.panels(2, width=wide, height=3.3)
     path = tables["path"]
@@ -115,14 +115,14 @@ def _symbol(name: str) -> str:
 
 
 def _shown(path: Trajectory) -> float:
-    """A little more than the time until the path is within a hundredth of its end."""
+    """Slightly more than the time until the path is within a hundredth of its end."""
     if path.end is None:
         return float(path.t[-1])
     return _settling(path.t, np.linalg.norm(path.theta - path.end, axis=1), 0.01)
 
 
 def _busy(path: dict[str, FloatArray]) -> float:
-    """A little more than the time until the running costs have nearly settled."""
+    """Slightly more than the time until the running costs have nearly settled."""
     costs = np.stack([path["kinetic cost"], path["potential cost"]], 1)
     return _settling(path["t"], np.abs(costs - costs[-1]).max(axis=1), 0.005)
 
@@ -160,7 +160,7 @@ def _gradient_flow(objective: Objective, theta0: FloatArray) -> FloatArray:
             events=[settled, away],
             dense_output=True,
         )
-    # A long step of the integrator may turn a corner.
+    # A long step of the integrator may be curved.
     steps = flow.t[:-1, None] + np.linspace(0, 1, 10, endpoint=False) * np.diff(flow.t)[:, None]
     points = flow.sol(np.append(steps, flow.t[-1])).T
     return np.asarray(points[np.isfinite(points).all(axis=1)], dtype=np.float64)
@@ -178,5 +178,5 @@ def _box(points: FloatArray) -> FloatArray:
 def _minima(objective: Objective, theta0: FloatArray, box: FloatArray) -> FloatArray:
     from lossnav.solvers.ritz.ends import minima
 
-    found = np.array(list(minima(objective.loss.jet, theta0))).reshape(-1, 2)
-    return found[((box[:, 0] <= found) & (found <= box[:, 1])).all(axis=1)]
+    points = np.array(list(minima(objective.loss.jet, theta0))).reshape(-1, 2)
+    return points[((box[:, 0] <= points) & (points <= box[:, 1])).all(axis=1)]

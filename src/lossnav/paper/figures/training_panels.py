@@ -53,15 +53,15 @@ PAPER = {
     "e": _study("mnist-paper", "mnist", 10, 5, 1e-3, 0.999),
     "f": _study("cifar-paper", "cifar10", 25, 3, 5e-4, 0.9),
 }
-"""The paper's settings for each panel, as a study; the seeds are ours."""
+"""The paper's settings for each panel, as a study; the seeds are chosen here."""
 
 
 @dataclass(frozen=True)
 class PanelTraining:
-    """How a panel is trained on this machine.
+    """The training of a panel on this machine.
 
     Attributes:
-        label: What it shows; drawn on the panel.
+        label: Data and model; drawn on the panel.
         run: A study for PyTorch, or a run in NumPy.
         note: Why it differs from the paper; empty if it does not.
     """
@@ -72,9 +72,9 @@ class PanelTraining:
 
 
 def plan(letter: str, full: bool = False) -> PanelTraining:
-    """Choose by whether the panel's data and PyTorch are installed.
+    """The training of a panel, depending on whether its data and PyTorch are installed.
 
-    Without the data, the digits of scikit-learn take their place; the label and the note say so.
+    Without the data, scikit-learn's digits replace them, as the label and the note state.
     """
     paper = PAPER[letter]
     data = next(iter(paper["tasks"]))
@@ -151,9 +151,9 @@ def data(
     """Training loss and test accuracy of each rule and seed, one table for each panel.
 
     Args:
-        full: Train as the paper does, which takes hours; needs PyTorch and the data.
+        full: Train for as many epochs as the paper, which takes hours; needs PyTorch and the data.
         folder: Where PyTorch's runs are stored and resumed; a temporary one by default.
-        progress: Called with a line now and then.
+        progress: Called with a line for each panel and trial.
     """
     tables = {}
     for letter in "ef":

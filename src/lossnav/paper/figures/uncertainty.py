@@ -39,14 +39,14 @@ def process() -> tuple[FloatArray, FloatArray]:
     total, count = np.zeros_like(H), 0
     for step in range(4_000):
         x = x @ pull + SIGMA * np.sqrt(dt) * rng.normal(size=x.shape)
-        if step >= 2_500 and step % 20 == 0:  # the slowest direction has lost its start by then
+        if step >= 2_500 and step % 20 == 0:  # after burn-in of the slowest direction
             g = x @ H
             total, count = total + g.T @ g, count + len(g)
     return h, np.diag(Q.T @ (total / count) @ Q)
 
 
 def examples() -> tuple[FloatArray, FloatArray]:
-    """Some of the digits, averaged to 4 x 4 pixels and scaled."""
+    """Digits averaged to 4 x 4 pixels and scaled, with their classes."""
     from lossnav.studies.data import load
 
     digits = load("digits")
@@ -58,9 +58,9 @@ def trained() -> tuple[FloatArray, FloatArray, FloatArray]:
     """A minimum of the network's loss, with its curvatures and their directions (columns)."""
     start = NET.start(np.random.default_rng(0))
     how = {"jac": True, "options": {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-9}}
-    found = optimize.minimize(NET.loss_and_gradient, start, examples(), "L-BFGS-B", **how).x
-    h, Q = linalg.eigh(hessian(found))
-    return found, h, Q
+    theta = optimize.minimize(NET.loss_and_gradient, start, examples(), "L-BFGS-B", **how).x
+    h, Q = linalg.eigh(hessian(theta))
+    return theta, h, Q
 
 
 def hessian(theta: FloatArray, step: float = 1e-4) -> FloatArray:

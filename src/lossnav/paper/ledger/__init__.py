@@ -1,9 +1,9 @@
-"""The ledger: a check that runs for every displayed equation of the paper, and its verdict.
+"""The ledger: a check of every displayed equation of the paper, and its verdict.
 
 `displays.json` has the LaTeX of the 164 displays, made by ``tools/paper_displays.py`` from the
 paper's source; `latex` and `form` read it as formulas; `appendix_a` to `appendix_i` have
 one check for each, those of the main text beside the appendix that derives them; `comparison` turns
-the result of a check into a verdict. No verdict is stored: `ledger` runs all checks.
+the result of a check into a verdict. Verdicts are not stored: `ledger` runs all checks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Entry:
     """One display of the paper and the result of its check.
 
     Attributes:
-        id: Section or appendix and place there, such as ``G.14``.
+        id: Section or appendix, and its place there, such as ``G.14``.
         section: The section's number or the appendix's letter.
         title: The section's title.
         number: The numbers printed beside it in the paper; empty if there are none.
@@ -96,7 +96,7 @@ def ledger(
         >>> entry.code.split("#")[0]
         'src/lossnav/paper/ledger/appendix_e.py'
     """
-    shown, known = displays(), checks()
+    shown, by_display = displays(), checks()
     wanted = [choice("display", name, [d["id"] for d in shown]) for name in only]
     chosen = [d for d in shown if not wanted or d["id"] in wanted]
     counts = Counter(d["section"] for d in chosen)
@@ -107,7 +107,7 @@ def ledger(
             if not entries or entries[-1].section != section:
                 kind = "App." if section.isalpha() else "Sec."
                 progress(f"  {kind} {section}: {counts[section]} displays")
-            entries.append(_entry(display, known.get(display["id"])))
+            entries.append(_entry(display, by_display.get(display["id"])))
     return entries
 
 
@@ -115,17 +115,17 @@ def _entry(display: dict[str, Any], check: Check | None) -> Entry:
     if check is None:
         nothing = Evidence(Verdict.OPEN, False, "no check", False)
         check = Check(lambda: nothing, "none", "Not checked.", "comparison", 1)
-    found = check.run()
+    evidence = check.run()
     right, form = None, corrections().get(display["id"])
-    if found.right is not None and form is not None:
+    if evidence.right is not None and form is not None:
         latex = right_form(display["latex"], form["edits"])
         own = (form["mathml"], form["why"], tuple(form["errata"]))
-        right = Correction(latex, *own, found.right.reached)
+        right = Correction(latex, *own, evidence.right.reached)
     return Entry(
         **{**display, "number": tuple(display["number"])},
-        verdict=found.verdict,
-        reached=found.reached,
-        read=found.read,
+        verdict=evidence.verdict,
+        reached=evidence.reached,
+        read=evidence.read,
         checked=check.says,
         function=check.function,
         code=f"src/lossnav/paper/ledger/{check.module}.py#L{check.line}",
@@ -163,7 +163,7 @@ def displays() -> list[dict[str, Any]]:
 
 
 def corrections() -> dict[str, dict[str, Any]]:
-    """What is wrong in a display: edits of its LaTeX, their mathml, why and errata, by id."""
+    """Corrections of displays by id: edits of the LaTeX, mathml, reason and errata."""
     return stored("corrections.json")
 
 
@@ -171,5 +171,5 @@ def one_thread() -> AbstractContextManager[Any]:
     """Limit BLAS to one thread: sums are reproducible then, and small matrices are faster."""
     try:
         return import_module("threadpoolctl").threadpool_limits(1)
-    except ImportError:  # it comes with scikit-learn; without it the checks are only slower
+    except ImportError:  # installed with scikit-learn; without it checks are slower
         return nullcontext()

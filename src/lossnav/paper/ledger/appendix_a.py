@@ -65,7 +65,7 @@ def full_objective(form: Form) -> Evidence:
     each = [problems.integrand_of(form, loss=mixed(c), **inputs) for c in amounts]
 
     def expected(t: float, x: FloatArray, v: FloatArray) -> Any:
-        return sum(p * one(t, x, v) for p, one in zip(odds, each, strict=True))
+        return sum(p * cost(t, x, v) for p, cost in zip(odds, each, strict=True))
 
     task = Objective(Function(mixed(odds @ amounts), names=["x", "y"]), **inputs)
     x, v = rng.normal(size=(2, 2))
@@ -155,7 +155,7 @@ def discounted(form: Form) -> Evidence:
 
 @check("A.6")
 def endless(form: Form) -> Evidence:
-    """The displayed endless integral is the library's J with discount, on a random path."""
+    """The displayed integral to infinity is the library's J with discount, on a random path."""
     return displayed_cost(form, **CONSTANTS)
 
 
@@ -170,7 +170,7 @@ def step_with_drift(form: Form) -> Evidence:
     """The library's cost of a step beside both forms; the printed one is linear in the step."""
     p, G = local("A.8"), problems.spd(random("A.8 G"), 3)
     J, c = random("A.8 J").normal(size=(3, 3)), random("A.8 c").normal(size=3)
-    return corrected(form, lambda one: priced(one, p, drift=LinearDrift(J, c), metric=G))
+    return corrected(form, lambda version: priced(version, p, drift=LinearDrift(J, c), metric=G))
 
 
 @check("A.9")
@@ -199,7 +199,7 @@ def expected(form: Form) -> Evidence:
     each = [problems.integrand_of(form, loss=tilted(slope), **inputs) for slope in slopes]
 
     def mean(t: float, x: FloatArray, v: FloatArray) -> Any:
-        return weights / weights.sum() @ [one(t, x, v) for one in each]
+        return weights / weights.sum() @ [cost(t, x, v) for cost in each]
 
     task = Objective(Function(tilted(0.4), names=["x", "y"]), **inputs)
     return problems.same_cost("A.10", task, mean)

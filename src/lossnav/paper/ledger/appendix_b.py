@@ -70,7 +70,7 @@ def discretised(form: Form) -> Evidence:
     """The least sum against the least J: order 1 over 0..N-1; over 1..N no term has the start."""
     exact, counts = optimal().J, [50, 100, 200, 400]
 
-    def total(one: Form, theta: FloatArray, n: int) -> tuple[Any, int]:
+    def total(version: Form, theta: FloatArray, n: int) -> tuple[Any, int]:
         """The sum, and its first index. The path rests beyond its last point."""
         begins = []
 
@@ -80,17 +80,17 @@ def discretised(form: Form) -> Evidence:
             return sum(at(gamma=GAMMA * T / n, **own) for own in times)
 
         letters = at_times(np.vstack([theta, theta[-1]]), n)
-        return one.side(0, 1, **letters, N=n, sum=add), begins[0]
+        return version.side(0, 1, **letters, N=n, sum=add), begins[0]
 
-    def shown(one: Form) -> Evidence:
+    def shown(version: Form) -> Evidence:
         costs, pairs = [], []
         for n in counts:
             plan = Discrete(OBJECTIVE, n, T / n)
             best, least = plan.minimise(START, MINIMUM)
-            cost, first = total(one, best, n)
+            cost, first = total(version, best, n)
             pairs.append((least, cost))
             if first > 0:  # the first step is free: go to the minimum at once and stay
-                cost, _ = total(one, np.vstack([START, np.tile(MINIMUM, (n, 1))]), n)
+                cost, _ = total(version, np.vstack([START, np.tile(MINIMUM, (n, 1))]), n)
             costs.append(cost)
         limit = approached([T / n for n in counts], [abs(J - exact) for J in costs], order=1)
         return limit.also(numeric(*pairs))

@@ -139,7 +139,7 @@ def characteristic(form: Form) -> Evidence:
 @check("C.10")
 def roots(form: Form) -> Evidence:
     """SymPy's roots of the characteristic equation, one below and one above zero."""
-    signs = [np.sign(float(one.subs(NUMBERS))) for one in (minus, plus)]
+    signs = [np.sign(float(rate.subs(NUMBERS))) for rate in (minus, plus)]
     shown = [form.side(0, 1, **LINE, pm=sign) for sign in (-1, 1)]
     return derived(([minus, plus], shown)).also(numeric((signs, [-1.0, 1.0])))
 
@@ -159,8 +159,8 @@ def solution(form: Form) -> Evidence:
 def start(form: Form) -> Evidence:
     """SymPy's own solution at t = 0, with its falling part as c_-, and solved for c_-."""
     falls = (general() - star - c * sympy.exp(plus * TIME)).subs(TIME, 0)
-    given = LINE | {"c_minus": falls}
-    return derived(*form.pairs(**given))
+    letters = LINE | {"c_minus": falls}
+    return derived(*form.pairs(**letters))
 
 
 @check("C.13")
@@ -219,7 +219,7 @@ def integral(form: Form) -> Evidence:
 @check("C.19")
 def exponent(form: Form) -> Evidence:
     """Twice SymPy's larger root, less gamma: it is twice the printed root."""
-    return corrected(form, lambda one: derived(*one.pairs(**LINE)))
+    return corrected(form, lambda version: derived(*version.pairs(**LINE)))
 
 
 @check("C.20")
@@ -320,7 +320,7 @@ def minima(form: Form) -> Evidence:
     letters = well_letters()
     rest = [minimum(side, 1e-9).x for side in ((-2.0, -0.3), (0.3, 2.0))]
     shown = [form.side(0, 1, **letters, pm=sign) for sign in (-1, 1)]
-    there = [float(one.subs(PLACE)) for one in shown]
+    there = [float(place.subs(PLACE)) for place in shown]
     settled = numeric((np.array(rest), np.array(there)), tol=1e-6)
     return derived(([letters["theta_minus"], letters["theta_plus"]], shown)).also(settled)
 
@@ -333,8 +333,8 @@ def well_objective(form: Form) -> Evidence:
     numbers: dict[str, Any] = {"h": H, "q": Q, "theta_star": STAR}
     task = Objective(LOSS, **constants)
 
-    def shown(one: Form) -> Evidence:
-        integrand = problems.integrand_of(one, Loss_min=LOW, **numbers, **constants)
+    def shown(version: Form) -> Evidence:
+        integrand = problems.integrand_of(version, Loss_min=LOW, **numbers, **constants)
         return same_cost("C.25", task, integrand)
 
     return corrected(form, shown)
@@ -357,10 +357,10 @@ def without_discount(form: Form) -> Evidence:
 def energy(form: Form) -> Evidence:
     """The derived energy E, solved for the squared speed; it is constant at gamma = 0."""
     s = wells()
-    found = s.equations.energy()
+    law = s.equations.energy()
     E, square = sympy.symbols("E square")
-    solved = sympy.solve(sympy.expand(found.quantity).subs(s.v[0] ** 2, square) - E, square)[0]
-    still = (sympy.S.One + found.rate.subs(GAMMA, 0), sympy.S.One)
+    solved = sympy.solve(sympy.expand(law.quantity).subs(s.v[0] ** 2, square) - E, square)[0]
+    still = (sympy.S.One + law.rate.subs(GAMMA, 0), sympy.S.One)
     shown = form.pairs(**well_letters() | {"dtheta": sympy.sqrt(solved), "E": E})
     return derived(*shown, still)
 

@@ -101,7 +101,7 @@ def lagrangian(form: Form) -> Evidence:
 def equations(form: Form) -> Evidence:
     """The derived equations for an undefined loss of three weights, as the library prints them."""
     s = symbols.anything(3)
-    arranged = [one.lhs - one.rhs for one in s.equations.equations]
+    arranged = [equation.lhs - equation.rhs for equation in s.equations.equations]
     return derived(*s.motion(form), (arranged, s.residual))
 
 
@@ -210,9 +210,10 @@ def along_least(form: Form) -> Evidence:
     own = eigenletters(p)
     paths = list(zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True))
 
-    def shown(one: Form) -> Evidence:
-        given = [{"t": t, "theta": theta, "phi": own["Q"].T @ theta} for t, theta in paths]
-        return numeric(*[x for at in given for x in one.pairs(**p.letters | own | at)], tol=1e-9)
+    def shown(version: Form) -> Evidence:
+        points = [{"t": t, "theta": theta, "phi": own["Q"].T @ theta} for t, theta in paths]
+        pairs = [x for at in points for x in version.pairs(**p.letters | own | at)]
+        return numeric(*pairs, tol=1e-9)
 
     return corrected(form, shown)
 
@@ -282,7 +283,7 @@ def newton(form: Form) -> Evidence:
 def small_steps(form: Form) -> Evidence:
     """Both signs against the exact step as dt shrinks, relative to its length."""
     p = local("E.19")
-    return corrected(form, lambda one: problems.as_dt_shrinks(p, one.pairs))
+    return corrected(form, lambda version: problems.as_dt_shrinks(p, version.pairs))
 
 
 @check("E.20")
@@ -301,11 +302,11 @@ def large_discount(form: Form) -> Evidence:
 def gradient_descent(form: Form) -> Evidence:
     """Both signs against the exact step over 1/gamma as gamma grows, relative to its length."""
     p = local("E.21")
-    return corrected(form, lambda one: problems.as_gamma_grows(p, one.pairs))
+    return corrected(form, lambda version: problems.as_gamma_grows(p, version.pairs))
 
 
 @check("E.22")
 def ballistic(form: Form) -> Evidence:
     """Both signs against the exact step at gamma = 0 as dt shrinks, relative to its length."""
     p = local("E.22", gamma=0.0)
-    return corrected(form, lambda one: problems.as_dt_shrinks(p, one.pairs))
+    return corrected(form, lambda version: problems.as_dt_shrinks(p, version.pairs))

@@ -73,12 +73,12 @@ def nearly_constant(form: Form) -> Evidence:
     pairs = form.pairs(**s.letters | {"ddtheta": s.acceleration})
     exact = [derived((left.subs(eps, 0), right.subs(eps, 0))) for left, right in pairs]
     slope = Matrix(sympy.symbols("s1 s2"))
-    known = dict(zip(s.slope, slope, strict=True))
+    slopes = dict(zip(s.slope, slope, strict=True))
     letters = [*s.theta, *s.v, *slope, ETA, K, GAMMA, eps]
     at, steps = problems.random("F.4").uniform(0.5, 1.5, size=9), [0.04, 0.02, 0.01]
     limits = []
     for left, right in pairs:
-        run = sympy.lambdify(letters, list((left - right).xreplace(known)))
+        run = sympy.lambdify(letters, list((left - right).xreplace(slopes)))
         gaps = [linalg.norm(run(*at, e)) for e in steps]
         limits.append(comparison.approached(steps, gaps, order=1))
     return limits[0].also(*limits[1:], *exact)

@@ -67,8 +67,8 @@ def lagrangian(form: Form) -> Evidence:
 @check("G.3")
 def equations(form: Form) -> Evidence:
     """The derived equations for an undefined loss, metric and drift of one and of two weights."""
-    one, two = (anything(dim, metric=True, drift=True).motion(form) for dim in (1, 2))
-    return derived(*one, *two)
+    line, plane = (anything(dim, metric=True, drift=True).motion(form) for dim in (1, 2))
+    return derived(*line, *plane)
 
 
 @check("G.4")
@@ -128,7 +128,7 @@ DECAY = Decay(RATE)
 def decaying(form: Form) -> Evidence:
     """The derived equations of the drift -j theta on a quadratic loss, beside both forms."""
     s = symbols.local_system(SHRINK)
-    return corrected(form, lambda one: derived(*s.motion(one, j=j, g=g, H=H, theta0=start)))
+    return corrected(form, lambda version: derived(*s.motion(version, j=j, g=g, H=H, theta0=start)))
 
 
 @check("G.30")
@@ -148,9 +148,9 @@ def feedback(p: Local) -> FloatArray:
     return Riccati().feedback(p.objective(drift=DECAY)).K
 
 
-def by_direction(p: Local, one: Form) -> FloatArray:
+def by_direction(p: Local, form: Form) -> FloatArray:
     """What a display says for each eigenvalue of the Hessian."""
-    return np.array([one.side(0, 1, **p.letters, j=RATE, lam_i=x) for x in p.eigen()[0]])
+    return np.array([form.side(0, 1, **p.letters, j=RATE, lam_i=x) for x in p.eigen()[0]])
 
 
 @check("G.32")
@@ -158,7 +158,7 @@ def rates(form: Form) -> Evidence:
     """The eigenvalues of the optimal feedback from a Riccati equation, beside both signs."""
     p = local("G.32")
     ours = np.sort(linalg.eigvals(feedback(p)).real)
-    return corrected(form, lambda one: numeric((ours, np.sort(by_direction(p, one)))))
+    return corrected(form, lambda version: numeric((ours, np.sort(by_direction(p, version)))))
 
 
 @check("G.33")
@@ -167,7 +167,7 @@ def biases(form: Form) -> Evidence:
     p = local("G.33")
     Q, end = p.eigen()[1], least(p.objective(drift=DECAY), p.theta0, 20.0)
     ours = (Q.T @ end) / (Q.T @ p.minimum)
-    return corrected(form, lambda one: numeric((ours, by_direction(p, one)), tol=1e-8))
+    return corrected(form, lambda version: numeric((ours, by_direction(p, version)), tol=1e-8))
 
 
 @check("G.34")
@@ -186,7 +186,7 @@ def both_forms(form: Form, p: Local, letter: str, ours: FloatArray) -> Evidence:
     Q = p.eigen()[1]
     letters = p.letters | {"j": RATE, "Q": Q, letter: ours}
     letters[f"{letter}_tilde"] = np.diag(np.diag(Q.T @ ours @ Q))
-    return corrected(form, lambda one: numeric(*one.pairs(**letters)))
+    return corrected(form, lambda version: numeric(*version.pairs(**letters)))
 
 
 @check("G.35")

@@ -90,9 +90,9 @@ def default_motion(form: Form) -> Evidence:
     """The drift alone, integrated numerically, against the matrix exponential; its length stays."""
     J, theta0 = skew(random("G.10"), 4), random("G.10 start").normal(size=4)
     drift = Rotation(J)
-    found = solve_ivp(lambda _, x: drift(x), (0, 2.0), theta0, rtol=1e-12, atol=1e-13).y[:, -1]
-    pairs = form.pairs(J=J, theta=found, theta0=theta0, t=2.0)
-    return numeric(*pairs, (linalg.norm(found), linalg.norm(theta0)))
+    end = solve_ivp(lambda _, x: drift(x), (0, 2.0), theta0, rtol=1e-12, atol=1e-13).y[:, -1]
+    pairs = form.pairs(J=J, theta=end, theta0=theta0, t=2.0)
+    return numeric(*pairs, (linalg.norm(end), linalg.norm(theta0)))
 
 
 @check("G.11")
@@ -162,13 +162,13 @@ def characteristic(form: Form) -> Evidence:
     t = turning("G.15", 2)
     p, J, eye = t.p, t.J, np.eye(2)
     stiff = (J.T - p.gamma * eye) @ J + p.eta * p.k * p.H
-    found = linalg.eigvals(np.block([[0 * eye, eye], [stiff, p.gamma * eye + J - J.T]]))
+    exact = linalg.eigvals(np.block([[0 * eye, eye], [stiff, p.gamma * eye + J - J.T]]))
     numbers = {"eta": p.eta, "k": p.k, "gamma": p.gamma, "h": t.h}
     roots = []
     for value in t.values:
         low, here, high = (form.side(0, 0, **numbers, lam_i=value, r=x) for x in (-1.0, 0.0, 1.0))
         roots.append(np.roots([(high + low) / 2 - here, (high - low) / 2, here]))
-    ours, printed = (np.sort_complex(np.round(x, 9)) for x in (found, np.concatenate(roots)))
+    ours, printed = (np.sort_complex(np.round(x, 9)) for x in (exact, np.concatenate(roots)))
     homogeneous, _ = along(e, g_tilde_i=0, phi0_i=0)
     symbolic = derived((sympy.expand(homogeneous / e), left - right))
     return symbolic.also(numeric((ours, printed), tol=1e-8))
@@ -180,7 +180,7 @@ def roots(form: Form) -> Evidence:
     pairs = []
     for side in (1, 2):
         shown = [form.side(0, side, **LETTERS, pm=sign) for sign in (-1, 1)]
-        zeros = [Form.of("G.15").side(0, 0, **LETTERS | {"r": one}) for one in shown]
+        zeros = [Form.of("G.15").side(0, 0, **LETTERS | {"r": rate}) for rate in shown]
         pairs += [(1 + sympy.expand(zero), sympy.S.One) for zero in zeros]
         slope_at_zero = Form.of("G.15").side(0, 0, **LETTERS).diff(r).subs(r, 0)
         pairs.append((-slope_at_zero, shown[0] + shown[1]))
@@ -198,7 +198,7 @@ def kept_root(form: Form) -> Evidence:
     return numeric((t.U.conj().T @ t.feedback @ t.U, np.diag(shown)))
 
 
-def kept() -> dict[str, Any]:
+def root_letters() -> dict[str, Any]:
     """The letters in symbols, with the root and the bias as displayed."""
     root, bias = (Form.of(display).side(0, 1, **LETTERS) for display in ("G.17", "G.20"))
     return LETTERS | {"r_i": root, "B_tilde_i": bias}
@@ -207,13 +207,13 @@ def kept() -> dict[str, Any]:
 @check("G.18")
 def general(form: Form) -> Evidence:
     """The displayed sum solves the equation of one coordinate, for any constant."""
-    return derived(along(form.side(0, 1, **kept())))
+    return derived(along(form.side(0, 1, **root_letters())))
 
 
 @check("G.19")
 def from_start(form: Form) -> Evidence:
     """The displayed path solves the equation of one coordinate and starts at phi_0."""
-    path = form.side(0, 1, **kept())
+    path = form.side(0, 1, **root_letters())
     return derived(along(path), (path.subs(TIME, 0), phi0))
 
 

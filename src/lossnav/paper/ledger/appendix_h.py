@@ -108,19 +108,19 @@ def by_motion(form: Form, states: Any, observation: Any) -> Evidence:
         own = posterior([m, v, (ahead - m) / dt, (wide - v) / dt], g, dt, observation)
         return np.exp(-dt * own)
 
-    def cost(one: Form, state: Any) -> float:
+    def cost(version: Form, state: Any) -> float:
         m, v, dm, dv = state
         numbers = {"eta": 1.0, "k": 1.0, "gamma": 0.5, "t": 0.0, "Loss": 0.0, "Dt": dt}
         ahead = {"m_t+1": m + dm * dt, "V_t+1": v + dv * dt, "g": 0.3, "m": m, "V": v}
-        return float(one.side(0, 1, **numbers, **ahead, theta=still, dtheta=still, p=density))
+        return float(version.side(0, 1, **numbers, **ahead, theta=still, dtheta=still, p=density))
 
-    def shown(one: Form) -> Evidence:
+    def shown(version: Form) -> Evidence:
         sure = dict.fromkeys(("m_t+1", "V_t+1", "g", "m", "V"), 0) | {"p": lambda *_: sympy.S.One}
         place = {"theta": path, "dtheta": speed, "Loss": L, "Dt": sympy.Symbol("dt")}
-        M = one.side(0, 1, **CONSTANTS, **place, **sure)
+        M = version.side(0, 1, **CONSTANTS, **place, **sure)
         slope = M.diff(path) - M.diff(speed).diff(TIME)
         motion = derived((sympy.expand(ETA * slope * sympy.exp(GAMMA * TIME)), want))
-        change = (cost(one, states[0]) - cost(one, states[1]), ours[0] - ours[1])
+        change = (cost(version, states[0]) - cost(version, states[1]), ours[0] - ours[1])
         return motion.also(numeric(change))
 
     return corrected(form, shown)
@@ -166,14 +166,14 @@ def parts(state: Matrix) -> tuple[Matrix, Matrix, Matrix]:
 
 def belief_letters(s: System, rates: dict[str, Any]) -> dict[str, Any]:
     """Values for the letters of a display of beliefs; ``rates`` has columns for theta, m and V."""
-    known = dict(zip(KNOWN, s.theta[2:4, 0], strict=True))
+    means = dict(zip(KNOWN, s.theta[2:4, 0], strict=True))
     # V21 and V12 were separate symbols for the derivation; V is symmetric.
     same = {s.theta[6]: s.theta[5], s.v[6]: s.v[5]}
     letters: dict[str, Any] = {"theta0": origin, "g": observed}
     for dots, column in ({"": s.theta, "d": s.v} | rates).items():
         x, m, V = column[:2, 0], column[2:4, 0], Matrix(2, 2, list(column[4:, 0]))
         letters |= {f"{dots}theta": x, f"{dots}m": m, f"{dots}V": V}
-    letters = {name: value.subs(known).subs(same) for name, value in letters.items()}
+    letters = {name: value.subs(means).subs(same) for name, value in letters.items()}
     return letters | CONSTANTS | {str(letter): letter for letter in LETTERS}
 
 
@@ -215,9 +215,9 @@ def adam_rule(form: Form) -> Evidence:
     p, scale = local("5.6", gamma=0.0), 4.0
     belief = {"theta": p.theta0, "V": p.H / scale, "m": p.g, "kappa": scale}
 
-    def shown(one: Form) -> Evidence:
+    def shown(version: Form) -> Evidence:
         def sides(theta_Dt: FloatArray, **own: Any) -> list[comparison.Pair]:
-            return one.pairs(**{"theta_t+Dt": theta_Dt}, **own, **belief)
+            return version.pairs(**{"theta_t+Dt": theta_Dt}, **own, **belief)
 
         return as_dt_shrinks(p, sides)
 
@@ -292,8 +292,8 @@ def stationary(form: Form) -> Evidence:
     ]
     letters = p.letters | {"mu": p.minimum, "sigma": NOISE, "tau": TAU}
 
-    def shown(one: Form) -> Evidence:
-        mean, C = one.side(0, 1, **letters, Normal=lambda mean, C: (mean[:, 0], C))
+    def shown(version: Form) -> Evidence:
+        mean, C = version.side(0, 1, **letters, Normal=lambda mean, C: (mean[:, 0], C))
         limit = comparison.closing(SHORT, chains, [C] * 3, order=1)
         return numeric((covariance(p), C), (p.minimum, mean)).also(limit)
 
@@ -315,8 +315,8 @@ def gradient_covariance(form: Form) -> Evidence:
 
     letters = p.letters | {"mu": p.minimum, "sigma": NOISE, "tau": TAU, "mean": mean}
 
-    def shown(one: Form) -> Evidence:
-        return numeric(*one.pairs(**letters), (ours, one.side(0, 0, **letters)))
+    def shown(version: Form) -> Evidence:
+        return numeric(*version.pairs(**letters), (ours, version.side(0, 0, **letters)))
 
     return corrected(form, shown)
 
@@ -353,15 +353,15 @@ def between(form: Form, observation: str) -> Evidence:
 def objective(form: Form) -> Evidence:
     """The theta-equation from the displayed integrand, by SymPy; and -log p/dt between two states
     of the same v, where alone it has a limit, against the library's costs."""
-    one, other = random("H.6").normal(size=(2, 4))
-    one[1] = other[1] = 1.4
-    return by_motion(form, [one, other], "gaussian")
+    first, second = random("H.6").normal(size=(2, 4))
+    first[1] = second[1] = 1.4
+    return by_motion(form, [first, second], "gaussian")
 
 
 @check("H.7")
 def fuller_posterior(form: Form) -> Evidence:
     """-log p/dt between two random states, by the densities: the logarithm of v has 1/dt."""
-    return corrected(form, lambda one: between(one, "gaussian"))
+    return corrected(form, lambda version: between(version, "gaussian"))
 
 
 @functools.cache
@@ -377,8 +377,8 @@ def letters_of(observation: str) -> dict[str, Any]:
     for dots, column in {"": s.theta, "d": s.v, "dd": s.acceleration}.items():
         parts = (Matrix(column[n : n + 2]) for n in (0, 2, 4))
         own |= dict(zip((f"{dots}theta", f"{dots}m", f"{dots}v"), parts, strict=True))
-    given = sympy.symbols("g1 g2 theta1_0 theta2_0", real=True)
-    return own | {"g": Matrix(given[:2]), "theta0": Matrix(given[2:])}
+    data = sympy.symbols("g1 g2 theta1_0 theta2_0", real=True)
+    return own | {"g": Matrix(data[:2]), "theta0": Matrix(data[2:])}
 
 
 def lagrangian(form: Form, observation: str) -> Evidence:
@@ -387,7 +387,7 @@ def lagrangian(form: Form, observation: str) -> Evidence:
     mean = Form.of("H.1").side(0, 1, **own, V=sympy.diag(*own["v"]), Loss=0)
     L = diagonal_beliefs(observation).equations.lagrangian
     own |= {"L": L, "mean": lambda at: at(Loss=mean)}
-    return corrected(form, lambda one: defined(*one.pairs(**own)))
+    return corrected(form, lambda version: defined(*version.pairs(**own)))
 
 
 @check("H.8")
@@ -399,7 +399,7 @@ def fuller_lagrangian(form: Form) -> Evidence:
 @check("H.9")
 def fuller_equations(form: Form) -> Evidence:
     """The derived equations: m_i for g_i in the first, and 2 v^2 for 4 v^2 in the third."""
-    return corrected(form, lambda one: derived(*one.pairs(**letters_of("gaussian"))))
+    return corrected(form, lambda version: derived(*version.pairs(**letters_of("gaussian"))))
 
 
 @check("H.10")

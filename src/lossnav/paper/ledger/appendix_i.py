@@ -258,8 +258,8 @@ def expected_loss(form: Form) -> Evidence:
         own = {"Loss": library(np.concatenate([mu, v])).item(), "mean": lambda at: at(Loss=mean)}
         return np.array([form.side(0, n, **letters, **own) for n in range(3)])
 
-    one, other = (sides(rng.normal(size=2), rng.uniform(0.5, 2, size=2)) for _ in "ab")
-    by_library, by_quadrature, shown = one - other  # a constant is left out
+    first, second = (sides(rng.normal(size=2), rng.uniform(0.5, 2, size=2)) for _ in "ab")
+    by_library, by_quadrature, shown = first - second  # a constant is left out
     return numeric((by_library, shown), (by_quadrature, shown))
 
 

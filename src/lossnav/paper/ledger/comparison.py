@@ -1,9 +1,9 @@
 """Comparisons of a displayed formula with the library, the verdicts they give, and `check`.
 
-A check is a function of a display's `Form`, which is read from the paper's LaTeX. It gives values
-to the letters, obtained without the display, compares its sides with the functions here and returns
-the `Evidence`. Its docstring says in one sentence what it compares; the decorator `check` names the
-display. The verdict follows from the comparison:
+A check is a function of a display's `Form`, which is read from the paper's LaTeX. It assigns values
+to the letters, obtained without the display, compares the sides with the functions here and returns
+the `Evidence`. Its docstring states in one sentence what it compares; the decorator `check` names
+the display. The verdict follows from the comparison:
 
 ===========  ==============================================================================
 definition   an object of the library is what the display defines
@@ -145,8 +145,8 @@ def derived(*pairs: Pair, kind: Verdict = Verdict.DERIVED) -> Evidence:
 
 def _with_letters(expr: sympy.Expr) -> sympy.Expr:
     """A letter for each undefined function and each of its derivatives, which are independent."""
-    found = expr.atoms(sympy.Derivative, AppliedUndef)
-    return expr.xreplace({one: sympy.Dummy(real=True) for one in found})
+    functions = expr.atoms(sympy.Derivative, AppliedUndef)
+    return expr.xreplace({function: sympy.Dummy(real=True) for function in functions})
 
 
 def defined(*pairs: Pair, tol: float = 1e-12) -> Evidence:
@@ -204,10 +204,10 @@ class Check:
 
 
 def _run(run: Function, display: str) -> Evidence:
-    """The evidence of a check, which must evaluate all that a display says."""
+    """The evidence of a check, which must evaluate every side of the display."""
     form = Form.of(display)
     READ.clear()
-    found = run(form)
+    evidence = run(form)
     read = {row[1:3] for row in READ if row[0] == display}
     for line, sides in enumerate(form.lines):
         for side, node in enumerate(sides):
@@ -219,7 +219,7 @@ def _run(run: Function, display: str) -> Evidence:
                     f"Side {side} of line {line} of display {display} is not compared."
                 )
     symbolic = any(row[3] for row in READ if row[0] == display)
-    return replace(found, read="symbols" if symbolic else "numbers")
+    return replace(evidence, read="symbols" if symbolic else "numbers")
 
 
 CHECKS: dict[str, Check] = {}

@@ -56,7 +56,7 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def _value(x: Any) -> Any:
-    """A value as the arithmetic here takes it: vectors are columns, whole numbers are exact."""
+    """A value for the arithmetic here: vectors are columns, whole numbers are exact."""
     if isinstance(x, int) and not isinstance(x, bool):
         return Fraction(x)
     if isinstance(x, list):
@@ -112,17 +112,17 @@ def _applied(function: str, x: Any) -> Any:
         return getattr(sympy, function)(x)
     if not _is_matrix(x):
         return getattr(np, function)(float(x) if isinstance(x, Fraction) else x)
-    found = {"exp": linalg.expm, "sqrt": linalg.sqrtm}[function](x)
-    return found if np.iscomplexobj(x) else np.real_if_close(found, 1e6)
+    value = {"exp": linalg.expm, "sqrt": linalg.sqrtm}[function](x)
+    return value if np.iscomplexobj(x) else np.real_if_close(value, 1e6)
 
 
 @dataclass(frozen=True)
 class Values:
     """The values of letters, and of the operators that a check gives a meaning to.
 
-    ``int``, ``mean`` and ``sum`` are called with a function that evaluates what stands below the
-    sign, for further values, and with the bounds; ``d_dt`` with a value. Without one, an integral
-    and a mean are what stands below the sign; a limit always is.
+    ``int``, ``mean`` and ``sum`` are called with a function that evaluates the integrand or term
+    for further values, and with the bounds; ``d_dt`` with a value. Without them, an integral and a
+    mean evaluate to their integrand; a limit always evaluates to its argument.
     """
 
     letters: dict[str, Any]
@@ -265,9 +265,9 @@ class Form:
         free = sorted(free_indices(node) - letters.keys()) if "dim" in letters else []
         ranges = [range(letters.get("dim", 0)) for _ in free]
         places = [dict(zip(free, place, strict=True)) for place in product(*ranges)]
-        found = [Values(letters | place).of(node) for place in places]
-        READ.add((self.display, line, side % len(self.lines[line]), _is_symbolic(found[0])))
-        return _shown(found) if free else _shown(found[0])
+        values = [Values(letters | place).of(node) for place in places]
+        READ.add((self.display, line, side % len(self.lines[line]), _is_symbolic(values[0])))
+        return _shown(values) if free else _shown(values[0])
 
     def line(self, line: int, **letters: Any) -> list[tuple[Any, Any]]:
         """The first side of one relation with each of the others."""
@@ -280,7 +280,7 @@ class Form:
 
 
 READ: set[tuple[str, int, int, bool]] = set()
-"""What was evaluated: display, line, side, and whether the value was a formula."""
+"""The sides evaluated: display, line, side, and whether the value was a formula."""
 
 
 def _shown(value: Any) -> Any:

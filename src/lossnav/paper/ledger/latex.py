@@ -35,7 +35,7 @@ class Reader:
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.at = tokens, 0
         self.bars = False  # whether a double bar separates, as between two distributions
-        self.kept: list[tuple[str, Node]] = []  # terms that were read ahead, after a sum
+        self.pending: list[tuple[str, Node]] = []  # terms that were read ahead, after a sum
 
     @property
     def next(self) -> str:
@@ -62,8 +62,8 @@ class Reader:
         """A sum of terms."""
         sign = self.take() if self.next in ("+", "-", "\\pm") else "+"
         node = self.signed(sign, self.term())
-        while self.kept or self.next in ("+", "-", "\\pm"):
-            sign, term = self.kept.pop(0) if self.kept else (self.take(), self.term())
+        while self.pending or self.next in ("+", "-", "\\pm"):
+            sign, term = self.pending.pop(0) if self.pending else (self.take(), self.term())
             node = ("+", node, self.signed(sign, term))
         return node
 
@@ -73,7 +73,7 @@ class Reader:
 
     def term(self) -> Node:
         node = self.factor()
-        while not self.kept and self.begins_factor():
+        while not self.pending and self.begins_factor():
             if self.next == "/":
                 self.take()
                 node = ("/", node, self.factor())
@@ -121,9 +121,9 @@ class Reader:
 
     def bracket(self) -> Node:
         end, bars = _OPEN[self.take()], self.bars
-        self.bars, kept, self.kept = False, self.kept, []
+        self.bars, ahead, self.pending = False, self.pending, []
         node = self.total()
-        self.bars, self.kept = bars, kept
+        self.bars, self.pending = bars, ahead
         self.take(end)
         return node
 
@@ -287,28 +287,28 @@ class Reader:
         below, above = self.limits()
         sign = self.take() if self.next == "-" else "+"
         terms = [(sign, self.term())]
-        while self.kept or self.next in ("+", "-"):
-            terms.append(self.kept.pop(0) if self.kept else (self.take(), self.term()))
+        while self.pending or self.next in ("+", "-"):
+            terms.append(self.pending.pop(0) if self.pending else (self.take(), self.term()))
         index = below[0]
         ends = [n for n, (_, term) in enumerate(terms) if has_index(term, index)]
-        inside, self.kept = terms[: max(ends) + 1], terms[max(ends) + 1 :]
+        inside, self.pending = terms[: max(ends) + 1], terms[max(ends) + 1 :]
         body = functools.reduce(lambda a, b: ("+", a, b), [self.signed(*t) for t in inside])
         bounds = (Reader(below[2:]).total(), Reader(above).total()) if above else (None, None)
         return ("sum", index, *bounds, body)
 
     def rows(self, end: str) -> list[list[Node]]:
-        found: list[list[Node]] = [[self.total()]]
+        rows: list[list[Node]] = [[self.total()]]
         while self.next != end:
             token = self.take()
             if end == "\\end{cases}" and token == "&":  # when the case applies, in words
                 while self.next not in ("\\\\", end):
                     self.take()
             elif token == "&":
-                found[-1].append(self.total())
+                rows[-1].append(self.total())
             else:
-                found.append([self.total()])
+                rows.append([self.total()])
         self.take(end)
-        return found
+        return rows
 
     def read_cases(self) -> Node:
         return ("cases", [row[0] for row in self.rows("\\end{cases}")])

@@ -46,11 +46,6 @@ def skew(rng: np.random.Generator, n: int) -> FloatArray:
     return (A - A.T) / 2
 
 
-def root(A: FloatArray) -> FloatArray:
-    """The principal square root of a matrix with positive eigenvalues, symmetric or not."""
-    return np.real(linalg.sqrtm(A))
-
-
 def bowl(x: Any) -> Any:
     """A convex loss that is not quadratic."""
     return np.cosh(x[0] - 0.2) + x[0] * x[1] / 2 + x[1] ** 2 + x[1] ** 4 / 4
@@ -123,8 +118,8 @@ def resting_points(p: Local, drift: Any) -> FloatArray:
     """Where exact paths come to rest, a column for each unit vector as the loss's minimum."""
     ends = []
     for minimum in np.eye(len(p.g)):
-        one = replace(p, theta0=minimum, g=0 * p.g)
-        ends.append(solve(one.objective(drift=drift), p.theta0).at(200.0))
+        moved = replace(p, theta0=minimum, g=0 * p.g)
+        ends.append(solve(moved.objective(drift=drift), p.theta0).at(200.0))
     return np.array(ends).T
 
 
@@ -223,8 +218,8 @@ def integrand_of(form: Form, side: int = -1, horizon: float = np.inf, **inputs: 
 
 
 def _at_column(function: Any, x: Any) -> Any:
-    found = function(x[:, 0])
-    return np.array(found) if isinstance(found, list) else found
+    value = function(x[:, 0])
+    return np.array(value) if isinstance(value, list) else value
 
 
 def displayed_cost(

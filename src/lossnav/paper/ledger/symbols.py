@@ -99,17 +99,18 @@ class System:
 
 
 CONSTANTS = {"eta": ETA, "k": K, "gamma": GAMMA, "t": TIME}
-"""The letters that mean the same in every display."""
+"""The letters with the same meaning in every display."""
 
 
 def system(objective: Objective) -> System:
     """The derived equations of an objective."""
-    found = derive(objective)
-    theta, v, a = map(Matrix, (found.coordinates, found.velocities, found.accelerations))
-    parts = found.system
+    equations = derive(objective)
+    columns = equations.coordinates, equations.velocities, equations.accelerations
+    theta, v, a = map(Matrix, columns)
+    parts = equations.system
     loss, G, f = parts.loss, Matrix(parts.metric), Matrix(parts.drift)
-    slope, residual = gradient(loss, theta), found.mass * a - found.forcing
-    return System(found, theta, v, a, loss, G, f, slope, residual, sympy.eye(len(theta)))
+    slope, residual = gradient(loss, theta), equations.mass * a - equations.forcing
+    return System(equations, theta, v, a, loss, G, f, slope, residual, sympy.eye(len(theta)))
 
 
 @functools.cache
@@ -147,8 +148,8 @@ def local_system(drift: Any = None) -> System:
 def characteristic_roots(curvature: sympy.Symbol) -> list[sympy.Expr]:
     """SymPy's roots of r^2 - gamma r - eta k h = 0, the smaller first."""
     numbers = {ETA: 0.7, K: 1.3, GAMMA: 0.6, curvature: 1.9}
-    found = sympy.solve(r**2 - GAMMA * r - ETA * K * curvature, r)
-    return sorted(found, key=lambda x: float(x.subs(numbers)))
+    roots = sympy.solve(r**2 - GAMMA * r - ETA * K * curvature, r)
+    return sorted(roots, key=lambda x: float(x.subs(numbers)))
 
 
 def accelerations(objective: Objective) -> Callable[[FloatArray, FloatArray], FloatArray]:

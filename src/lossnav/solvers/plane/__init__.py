@@ -38,8 +38,8 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
 from lossnav.solvers.method import Method, solve
-from lossnav.solvers.plane.grid import Grid, IntArray, ends_in, least_cost
-from lossnav.solvers.plane.upwind import basins, difference, resampled, swept
+from lossnav.solvers.plane.grid import Grid, IntArray, least_cost, rest_points
+from lossnav.solvers.plane.upwind import basins, difference, resampled, solve_grid
 from lossnav.solvers.ritz import Ritz
 from lossnav.solvers.trajectory import Status, Trajectory, axes, brief, summary_line, summary_table
 
@@ -245,7 +245,7 @@ class Policy:
 
         At each, the values of the two basins, extrapolated by their slopes, are equal.
         """
-        found = []
+        points = []
         for axis in range(2):
             a, b = [np.s_[:-1], np.s_[:]], [np.s_[1:], np.s_[:]]
             here, there = tuple(a[:: 1 - 2 * axis]), tuple(b[:: 1 - 2 * axis])
@@ -258,8 +258,8 @@ class Policy:
             rise = self.value[there][parted] - self.value[here][parted]
             facing = left - right
             part = np.where(facing > 0, (rise - right) / np.where(facing > 0, facing, 1.0), 0.5)
-            found.append(start + np.clip(part, 0, 1)[:, None] * (stop - start))
-        return np.concatenate(found)
+            points.append(start + np.clip(part, 0, 1)[:, None] * (stop - start))
+        return np.concatenate(points)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw contours of the value, arrows along the velocity, the minima and the watershed.
@@ -329,11 +329,11 @@ def policy(objective: Objective, box: Sequence[Sequence[float]], n: int = 201) -
     """
     objective, low, high = _checked(objective, box, n)
     fine = Grid.of(objective, low, high, n)
-    ends = ends_in(objective, fine)
+    ends = rest_points(objective, fine)
     fine = fine.beyond(least_cost(objective, fine, ends))
     coarse = Grid.of(objective, low, high, n // 2 + 1).beyond(fine.base)
-    rough = swept(objective, coarse, ends)
-    level = swept(objective, fine, ends, resampled(rough.W, n))
+    rough = solve_grid(objective, coarse, ends)
+    level = solve_grid(objective, fine, ends, resampled(rough.W, n))
     size = max(float(np.abs(level.W).max()), 1e-300)
     return Policy(
         objective=objective,

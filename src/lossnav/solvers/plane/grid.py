@@ -34,12 +34,12 @@ class Grid(NamedTuple):
     U: FloatArray  # cost of rest, beyond `base`
     base: float
     push: FloatArray | None  # G f / eta for one step of the grid
-    ways: IntArray
-    near: IntArray
-    far: IntArray
-    shift: FloatArray
-    rho: FloatArray
-    fan: NDArray[np.bool_]
+    offsets: IntArray  # (N, 2 or 3, 2) of the stencil, in steps
+    near: IntArray  # (N, 4 or 6) neighbours ahead and behind; N outside the box
+    far: IntArray  # the neighbours after those
+    shift: FloatArray  # subtracted from the neighbours' values
+    rho: FloatArray  # (N, 3) weights of the offsets
+    fan: NDArray[np.bool_]  # (N,) nodes that use triangles
 
     @classmethod
     def of(cls, objective: Objective, low: FloatArray, high: FloatArray, n: int) -> Grid:
@@ -53,33 +53,33 @@ class Grid(NamedTuple):
             G = np.array(objective.metric_at(points))
             _all_finite("metric", G, points)
             det = G[:, 0, 0] * G[:, 1, 1] - G[:, 0, 1] ** 2
-            if not ((G[:, 0, 0] > 0) & (det > 0)).all():
-                bad = points[~((G[:, 0, 0] > 0) & (det > 0))][0]
+            bad = ~((G[:, 0, 0] > 0) & (det > 0))
+            if bad.any():
                 raise ValueError(
-                    f"The metric is not positive definite at {bad.tolist()}. A metric must give "
-                    "every direction a positive length: change it, or the box."
+                    f"The metric is not positive definite at {points[bad][0].tolist()}. A metric "
+                    "must give every direction a positive length: change it, or the box."
                 )
         if objective.drift is not None:
             f = np.array(objective.drift_at(points))
             _all_finite("drift", f, points)
             push = (f if G is None else (G * f[:, None]).sum(axis=2)) / objective.eta
             U += (f[:, 0] * push[:, 0] + f[:, 1] * push[:, 1]) / 2
-        ways, rho, fan = _stencil(n, step, G)
-        near, far = _neighbours(n, ways, 1), _neighbours(n, ways, 2)
+        offsets, rho, fan = _stencil(n, step, G)
+        near, far = _neighbours(n, offsets, 1), _neighbours(n, offsets, 2)
         push = None if push is None else push * step
-        shift = _shift(near, ways, push)
-        return cls(n, x, y, step, points, U, 0.0, push, ways, near, far, shift, rho, fan)
+        shift = _shift(near, offsets, push)
+        return cls(n, x, y, step, points, U, 0.0, push, offsets, near, far, shift, rho, fan)
 
     def beyond(self, base: float) -> Grid:
         """The same grid with the cost of rest relative to ``base``."""
         return self._replace(U=self.U + self.base - base, base=base)
 
 
-def _all_finite(what: str, values: FloatArray, points: FloatArray) -> None:
+def _all_finite(name: str, values: FloatArray, points: FloatArray) -> None:
     fine = np.isfinite(values).reshape(len(points), -1).all(axis=1)
     if not fine.all():
         raise ValueError(
-            f"The {what} is not finite at {points[~fine][0].tolist()}: choose a box where it is."
+            f"The {name} is not finite at {points[~fine][0].tolist()}: choose a box where it is."
         )
 
 
@@ -93,24 +93,24 @@ def _stencil(
     """
     N = n * n
     rho, fan = np.zeros((N, 3)), np.zeros(N, dtype=np.bool_)
-    ways = np.broadcast_to(np.eye(2, dtype=np.int64), (N, 2, 2))
+    offsets = np.broadcast_to(np.eye(2, dtype=np.int64), (N, 2, 2))
     if G is None:
         rho[:, :2] = 1 / step**2
-        return ways, rho, fan
+        return offsets, rho, fan
     D = _inverse(G) / (step * step[:, None])
     if (np.abs(D[:, 0, 1]) <= 1e-13 * np.sqrt(D[:, 0, 0] * D[:, 1, 1])).all():
         rho[:, 0], rho[:, 1] = D[:, 0, 0], D[:, 1, 1]
-        return ways, rho, fan
+        return offsets, rho, fan
     constant = (D == D[0]).all()
-    rho, ways = _selling(D[:1] if constant else D)
+    rho, offsets = _selling(D[:1] if constant else D)
     if constant:
-        rho, ways = np.repeat(rho, N, axis=0), np.repeat(ways, N, axis=0)
+        rho, offsets = np.repeat(rho, N, axis=0), np.repeat(offsets, N, axis=0)
     i, j = np.divmod(np.arange(N), n)
     for place, axis in ((i, 0), (j, 1)):
-        reach = np.abs(ways[..., axis]).max(axis=1)
+        reach = np.abs(offsets[..., axis]).max(axis=1)
         fan |= (place < reach) | (place >= n - reach)
-    ways[fan], rho[fan] = [[1, 0], [0, 1], [0, 0]], D[fan][:, [0, 1, 0], [0, 1, 1]]
-    return ways, rho, fan
+    offsets[fan], rho[fan] = [[1, 0], [0, 1], [0, 0]], D[fan][:, [0, 1, 0], [0, 1, 1]]
+    return offsets, rho, fan
 
 
 def _inverse(G: FloatArray) -> FloatArray:
@@ -122,19 +122,19 @@ def _inverse(G: FloatArray) -> FloatArray:
     return inverse
 
 
-def _neighbours(n: int, ways: IntArray, far: int) -> IntArray:
+def _neighbours(n: int, offsets: IntArray, far: int) -> IntArray:
     """The node ``far`` steps ahead and behind in each direction ``(N, 4 or 6)``; N if outside."""
     N = n * n
     i, j = np.divmod(np.arange(N), n)
-    near = np.full((N, 2 * ways.shape[1]), N, dtype=np.int32)
-    for way in range(ways.shape[1]):
-        across, along = far * ways[:, way, 0], far * ways[:, way, 1]
+    near = np.full((N, 2 * offsets.shape[1]), N, dtype=np.int32)
+    for way in range(offsets.shape[1]):
+        across, along = far * offsets[:, way, 0], far * offsets[:, way, 1]
         for side, sign in enumerate((1, -1)):
             to_i, to_j = i + sign * across, j + sign * along
             inside = (to_i >= 0) & (to_i < n) & (to_j >= 0) & (to_j < n)
             near[:, 2 * way + side] = np.where(inside, to_i * n + to_j, N)
-    if ways.shape[1] == 3:
-        near[~ways[:, 2].any(axis=1), 4:] = N
+    if offsets.shape[1] == 3:
+        near[~offsets[:, 2].any(axis=1), 4:] = N
     return near
 
 
@@ -164,18 +164,20 @@ def _selling(D: FloatArray) -> tuple[FloatArray, IntArray]:
     return rho, np.stack([-basis[..., 1], basis[..., 0]], axis=-1)
 
 
-def _shift(near: IntArray, ways: IntArray, push: FloatArray | None) -> FloatArray:
+def _shift(near: IntArray, offsets: IntArray, push: FloatArray | None) -> FloatArray:
     """The integral of a along each step, by the trapezium rule: exact for linear drifts."""
     shift = np.zeros(near.shape)
     if push is not None:
         for column in range(near.shape[1]):
             there = np.minimum(near[:, column], len(push) - 1)
-            shift[:, column] = (along(push, ways, column) + along(push[there], ways, column)) / 2
+            shift[:, column] = (
+                along(push, offsets, column) + along(push[there], offsets, column)
+            ) / 2
     return shift
 
 
-def along(push: FloatArray, ways: IntArray, column: int) -> FloatArray:
-    way = ways[:, column // 2]
+def along(push: FloatArray, offsets: IntArray, column: int) -> FloatArray:
+    way = offsets[:, column // 2]
     return (1 - 2 * (column % 2)) * (push[:, 0] * way[:, 0] + push[:, 1] * way[:, 1])
 
 
@@ -188,7 +190,7 @@ class RestPoint(NamedTuple):
     P: FloatArray
 
 
-def ends_in(objective: Objective, grid: Grid) -> list[RestPoint]:
+def rest_points(objective: Objective, grid: Grid) -> list[RestPoint]:
     """Points of rest that optimal paths approach, lowest cost of rest first.
 
     At rest the Euler-Lagrange equation reads dl/dtheta + gamma dl/dv = 0 for the running cost l;
@@ -207,7 +209,7 @@ def ends_in(objective: Objective, grid: Grid) -> list[RestPoint]:
             cells &= across[:, 1:] | across[:, :-1]
     cost = grid.U.reshape(n, n)[:-1, :-1][cells]
     centers = (grid.points.reshape(n, n, 2)[:-1, :-1] + grid.step / 2)[cells]
-    centers = centers[np.argsort(cost)[:256]]  # more are flat ground, where none is isolated
+    centers = centers[np.argsort(cost)[:256]]  # more are a plateau, where none is isolated
     low, high, theta = grid.points[0], grid.points[-1], centers
     for _ in range(40):
         jets = running_jet(objective, theta, np.zeros_like(theta))
@@ -218,9 +220,9 @@ def ends_in(objective: Objective, grid: Grid) -> list[RestPoint]:
         theta = np.clip(theta + move / np.maximum(cells_moved, 1.0)[:, None], low, high)
         if (cells_moved < 1e-10).all():
             break
-    found = (np.abs(theta - centers) <= 3 * grid.step).all(axis=1) & (cells_moved < 1e-3)
+    converged = (np.abs(theta - centers) <= 3 * grid.step).all(axis=1) & (cells_moved < 1e-3)
     ends: list[RestPoint] = []
-    for point in theta[found]:
+    for point in theta[converged]:
         if all((np.abs(point - end.theta) > 1e-3 * grid.step).any() for end in ends):
             end = _end(objective, point, grid.step)
             if end is not None:
@@ -238,8 +240,8 @@ def ends_in(objective: Objective, grid: Grid) -> list[RestPoint]:
 def _end(objective: Objective, theta: FloatArray, step: FloatArray) -> RestPoint | None:
     """A point of rest, if optimal paths approach it."""
     form = quadratic_around(objective, theta)  # in units with eta = k = 1
-    # Two rates of approach must be below -gamma/2; a saddle has fewer. This is faster to test than
-    # whether its Riccati equation has a solution.
+    # Two rates of approach must be below -gamma/2; a saddle has fewer. Faster than to solve its
+    # Riccati equation.
     F = form.J - objective.gamma / 2 * np.eye(2)
     flow = np.block([[F, -np.linalg.inv(form.G)], [-form.H, -F.T]])
     rate = np.sort(np.linalg.eigvals(flow).real)[1] + objective.gamma / 2
@@ -247,7 +249,7 @@ def _end(objective: Objective, theta: FloatArray, step: FloatArray) -> RestPoint
     if rate > 1e-7 * size:
         return None
     cost, slope = running_jet(objective, theta, np.zeros(2), 1)
-    if rate > -1e-7 * size:  # flat in some direction, yet a minimum if all around it is higher
+    if rate > -1e-7 * size:  # flat to second order: a minimum if the cost is higher all around
         angle = np.linspace(0, 2 * np.pi, 16, endpoint=False)
         ring = theta + step * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
         rise = running_jet(objective, ring, np.zeros_like(ring), 0)[0] - cost

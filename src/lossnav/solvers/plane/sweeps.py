@@ -84,22 +84,22 @@ def _fan(
     best = c / b if b > 0 else math.inf
     rate1 = rate2 = 0.0
     side1 = side2 = 0
-    for one in range(2):
-        for two in range(2):
-            m1, m2 = m[one], m[2 + two]
+    for i in range(2):
+        for j in range(2):
+            m1, m2 = m[i], m[2 + j]
             if m1 < math.inf:
                 edge = _upwind(m1, det / D22, math.inf, 1.0, math.inf, 1.0, c, b)
                 if edge < best:
                     best, rate1, rate2 = edge, det / D22 * (edge - m1), 0.0
-                    side1, side2 = one, two
+                    side1, side2 = i, j
             if m2 < math.inf:
                 edge = _upwind(m2, det / D11, math.inf, 1.0, math.inf, 1.0, c, b)
                 if edge < best:
                     best, rate1, rate2 = edge, 0.0, det / D11 * (edge - m2)
-                    side1, side2 = one, two
+                    side1, side2 = i, j
             if m1 == math.inf or m2 == math.inf:
                 continue
-            cross = D12 if one == two else -D12
+            cross = D12 if i == j else -D12
             gap = m2 - m1
             A, half = D11 + 2 * cross + D22, (cross + D22) * gap - b / 2
             C = c - b * m1 - D22 * gap * gap
@@ -109,7 +109,7 @@ def _fan(
             along, across = D11 * t + cross * (t - gap), D22 * (t - gap) + cross * t
             if along >= 0 and across >= 0 and m1 + t < best:
                 best, rate1, rate2 = m1 + t, along, across
-                side1, side2 = one, two
+                side1, side2 = i, j
     return best, rate1, rate2, side1, side2
 
 
@@ -117,7 +117,7 @@ def _fan(
 def fan_directions(
     m: FloatArray, rho: FloatArray, source: FloatArray, b: float, rates: FloatArray, sides: Any
 ) -> None:
-    """Fill ``rates`` and ``sides`` ``(P, 2)`` of nodes that use triangles, as in `_fan`."""
+    """Fill ``rates`` and ``sides`` ``(P, 2)`` of the nodes that use triangles (see `_fan`)."""
     for p in range(len(source)):
         _, rates[p, 0], rates[p, 1], sides[p, 0], sides[p, 1] = _fan(
             (m[p, 0], m[p, 1], m[p, 2], m[p, 3]), rho[p, 0], rho[p, 1], rho[p, 2], source[p], b
@@ -130,12 +130,12 @@ def _node(place: int, n: int, sweep: int) -> int:
 
     The diagonal steps of a metric across the axes need both.
     """
-    one, two = place // n, place % n
+    i, j = place // n, place % n
     if sweep & 2:
-        one = n - 1 - one
+        i = n - 1 - i
     if sweep & 1:
-        two = n - 1 - two
-    return two * n + one if sweep & 4 else one * n + two
+        j = n - 1 - j
+    return j * n + i if sweep & 4 else i * n + j
 
 
 @_compiled
@@ -158,7 +158,7 @@ def relax(
     """Sweep ``W`` in place to its fixed point; return the sweeps taken and the last change.
 
     Args:
-        W: Values ``(N + 1,)``; the last one is infinite and stands for everything off the grid.
+        W: Values ``(N + 1,)``; the last one is infinite and represents points off the grid.
         bound: Upper bounds of the value ``(N,)``.
         source: The part c of the right-hand sides c - b W ``(N,)``.
         b: The factor of W in them.
@@ -183,11 +183,11 @@ def relax(
         change, still = 0.0, tol * size
         for place in range(n * n):
             p = order[place] if guided and sweep % 2 == 0 else _node(place, n, sweep >> guided)
-            # A node is visited again only if a neighbour has changed since: most settle early.
-            news = False
+            # Only nodes with a neighbour that changed since the last visit are updated.
+            stale = False
             for column in range(columns):
-                news |= changed[near[p, column]] >= visited[p]
-            if not news:
+                stale |= changed[near[p, column]] >= visited[p]
+            if not stale:
                 continue
             visited[p] = sweep
             m0, m1 = W[near[p, 0]] - shift[p, 0], W[near[p, 1]] - shift[p, 1]
@@ -215,7 +215,7 @@ def relax(
 
 
 @_compiled
-def carry(
+def propagate(
     share: FloatArray,
     parent: FloatArray,
     weight: FloatArray,
@@ -224,9 +224,9 @@ def carry(
     n: int,
     limit: int,
 ) -> None:
-    """Carry ``share`` ``(N + 1, K)`` back from fixed nodes along the paths that lead to them.
+    """Propagate ``share`` ``(N + 1, K)`` from fixed nodes backwards along paths.
 
-    Each node gets the weighted mean of the nodes that it leads to.
+    The share of a node is the weighted mean of those of the next nodes on its path.
     """
     guided = len(order) > 0
     for sweep in range(limit):

@@ -35,7 +35,7 @@ class Level(NamedTuple):
     fixed: IntArray  # (N,) the end whose local value applies here, or -1
 
 
-def swept(
+def solve_grid(
     objective: Objective, grid: Grid, ends: list[RestPoint], guess: FloatArray | None = None
 ) -> Level:
     """Solve one grid, from the values ``guess`` of a coarser one."""
@@ -53,8 +53,8 @@ def swept(
         order = np.argsort(guess, axis=None)  # without a drift the value falls along each path
     for correction in range(_CORRECTIONS + 1):
         if correction:
-            bent = _bent(grid, W)
-            shift = np.where(_upstream(grid, W, shift), bent, -np.inf)
+            shift2 = _second_order_shift(grid, W)
+            shift = np.where(_upstream(grid, W, shift), shift2, -np.inf)
         changed, visited = np.zeros(N + 1, dtype=np.int32), np.full(N + 1, -1, dtype=np.int32)
         table = grid.near, shift, grid.rho, grid.fan, order, changed, visited
         sweeps, change = _run("relax", W, bound, source, b, *table, n, _TOL, _SWEEPS)
@@ -67,7 +67,7 @@ def swept(
                 "Going round with the drift for ever costs less than resting at any point, so with "
                 "gamma = 0 the value has no lower bound. Use gamma > 0."
             )
-    velocity, parent, weight = _ways(grid, W, bent, shift, source, b)
+    velocity, parent, weight = _next_steps(grid, W, shift2, shift, source, b)
     tight = W[:N] >= bound - 1e-12 * np.abs(W[:N]).max()
     velocity = (objective.eta * velocity * grid.step).reshape(n, n, 2)
     fixed = np.where(tight, owner, -1)
@@ -82,7 +82,7 @@ def _run(kernel: str, *arguments: Any) -> Any:
 
 
 def _upstream(grid: Grid, W: FloatArray, shift: FloatArray) -> NDArray[np.bool_]:
-    """The neighbours that a path may go to next: those below the node, including the drift.
+    """The neighbours downhill of each node, where a path may go next, including the drift.
 
     They are fixed while a corrected scheme is solved, so that no two nodes depend on each other.
     """
@@ -90,7 +90,7 @@ def _upstream(grid: Grid, W: FloatArray, shift: FloatArray) -> NDArray[np.bool_]
     return (W[:-1, None] - m > 1e-11 * np.abs(W[:-1]).max()) | grid.fan[:, None]
 
 
-def _bent(grid: Grid, W: FloatArray) -> FloatArray:
+def _second_order_shift(grid: Grid, W: FloatArray) -> FloatArray:
     """The shift with the curvature of the value along each step, for second-order differences.
 
     The smaller of the curvatures at the node and at its neighbour is used, and none where their
@@ -110,23 +110,23 @@ def _bent(grid: Grid, W: FloatArray) -> FloatArray:
             bend = np.where(central * ahead > 0, bend, 0.0)
             shift[:, column] = np.where(np.isfinite(bend), bend, 0.0) / 2
             if grid.push is not None:
-                shift[:, column] += along(grid.push, grid.ways, column)
+                shift[:, column] += along(grid.push, grid.offsets, column)
     return shift
 
 
-def _ways(
-    grid: Grid, W: FloatArray, bent: FloatArray, shift: FloatArray, source: FloatArray, b: float
+def _next_steps(
+    grid: Grid, W: FloatArray, shift2: FloatArray, shift: FloatArray, source: FloatArray, b: float
 ) -> tuple[FloatArray, IntArray, FloatArray]:
     """The path from each node: velocity (over eta), next neighbours and their weights."""
-    N, count = len(W) - 1, grid.ways.shape[1]
-    m = W[grid.near] - bent
+    N, count = len(W) - 1, grid.offsets.shape[1]
+    m = W[grid.near] - shift2
     rate, parent = np.zeros((N, count)), np.empty((N, count), dtype=np.int64)
     way = np.zeros((N, 2))
     nodes = np.flatnonzero(grid.fan)
     if len(nodes):
         fan_rates, fan_sides = np.zeros((len(nodes), 2)), np.zeros((len(nodes), 2), dtype=np.int64)
-        known = m[nodes, :4], grid.rho[nodes], source[nodes], b
-        _run("fan_directions", *known, fan_rates, fan_sides)
+        table = m[nodes, :4], grid.rho[nodes], source[nodes], b
+        _run("fan_directions", *table, fan_rates, fan_sides)
     for column in range(count):
         behind = m[:, 2 * column + 1] < m[:, 2 * column]
         least = np.where(behind, m[:, 2 * column + 1], m[:, 2 * column])
@@ -134,7 +134,7 @@ def _ways(
         if len(nodes):
             pace[nodes] = fan_rates[:, column] if column < 2 else 0.0
             behind[nodes] = fan_sides[:, min(column, 1)]
-        way += (pace * (1 - 2 * behind))[:, None] * grid.ways[:, column]
+        way += (pace * (1 - 2 * behind))[:, None] * grid.offsets[:, column]
         ahead, back = shift[:, 2 * column], shift[:, 2 * column + 1]
         rate[:, column] = np.where(np.where(behind, back, ahead) > -np.inf, pace, 0.0)
         parent[:, column] = np.where(behind, grid.near[:, 2 * column + 1], grid.near[:, 2 * column])
@@ -143,14 +143,14 @@ def _ways(
 
 
 def basins(level: Level, n: int) -> IntArray:
-    """The end of the path from each node: the one with the largest share, carried along paths."""
+    """The end of the path from each node: the one with the largest share."""
     N, owned = n * n, level.fixed >= 0
     reached, number = np.unique(level.fixed[owned], return_inverse=True)
     if not len(reached):
         return np.full((n, n), -1)
     share = np.zeros((N + 1, len(reached)))
     share[:N][owned, number] = 1.0
-    _run("carry", share, level.parent, level.weight, owned, level.order, n, 4 * n)
+    _run("propagate", share, level.parent, level.weight, owned, level.order, n, 4 * n)
     best = share[:N].argmax(axis=1)
     settled = share[:N].max(axis=1) > 0.5 / len(reached)
     return np.where(settled, reached[best], -1).reshape(n, n)

@@ -63,7 +63,7 @@ class Riccati(Method):
         t = _display_time(policy.K) * np.linspace(0, 1, self.points) ** 2
         theta = theta0 + policy.displacement(theta0, t)
         velocity = policy.velocity(theta)
-        # The terms of the velocity may be larger than their sum.
+        # The terms of the velocity may cancel.
         terms = linalg.norm(policy.K, 2) * linalg.norm(theta0 - policy.center)
         growth = terms / max(linalg.norm(velocity[0]), 1e-300) + len(theta0)
         return Trajectory.along(
@@ -116,7 +116,7 @@ class Riccati(Method):
             velocity,
             J=J,
             status=Status.EXACT,
-            error=float(max(error, between.lost(z0, z1) / max(abs(J), 1e-300))),
+            error=float(max(error, between.rounding(z0, z1) / max(abs(J), 1e-300))),
             end=theta[-1],
             interpolate=within(horizon, lambda times: states(times)[0]),
         )
@@ -127,7 +127,7 @@ def _form(objective: Objective) -> QuadraticForm:
     if form is None:
         raise ValueError(
             "Riccati solves a quadratic loss with a constant metric, an affine drift, the discount "
-            "exp(-gamma t) and no terminal cost; this objective has another shape."
+            "exp(-gamma t) and no terminal cost; this objective has another shape: use Ritz."
         )
     return form
 
@@ -143,7 +143,7 @@ def _end(policy: Feedback, theta0: FloatArray, time: float) -> FloatArray | None
 
 
 def _display_time(K: FloatArray) -> float:
-    """Long enough to show the slowest decay, short enough that no growth overflows."""
+    """A time that shows the slowest decay without overflow of the fastest growth."""
     rates = linalg.eigvals(K).real
     moving = rates[np.abs(rates) > 1e-9 * max(float(np.abs(rates).max()), 1e-300)]
     growing, decaying = moving[moving > 0], -moving[moving < 0]

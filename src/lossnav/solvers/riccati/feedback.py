@@ -11,7 +11,7 @@ and the optimal velocity is :math:`\dot x = Kx + d` with :math:`K = F-\eta G^{-1
 :math:`d = c-\eta G^{-1}s`. The momentum, natural-gradient, rotation and decay formulas of the paper
 (Eqs. 6-10, App. E-G) are special cases. Below, coordinates are scaled so that G/eta = 1 and k = 1.
 
-SciPy's checks of its arguments dominate for a few coordinates, so NumPy's routines are used there.
+SciPy's argument checks dominate for a few coordinates, so NumPy's routines are used there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPS = float(np.finfo(np.float64).eps)
 _INDEPENDENT = 1e3
 """Up to this condition number, eigenvectors lose at most three digits."""
 _FEW = 6
-"""Up to this many coordinates, P comes from eigenvectors, a tenth of the time of SciPy's solver."""
+"""Up to this many coordinates, P is computed from eigenvectors, ten times as fast as by SciPy."""
 
 
 def norm(x: FloatArray) -> float:
@@ -140,11 +140,11 @@ class Feedback:
 def feedback(form: QuadraticForm, *, attracted: bool = False) -> Feedback:
     """Solve the Riccati equation for the least cost with a free future.
 
-    With ``attracted``, for the least cost of paths that come to rest: it may exist where others run
-    away with the drift, for a picture of a loss that is only local.
+    With ``attracted``, for the least cost of paths that come to rest, which may exist for a local
+    model of a loss where other paths run away with the drift.
 
-    Directions that the loss does not observe and the discount does not damp are left uncontrolled:
-    the stabilising solution would pay to control them, the optimal one does not.
+    Directions that the loss does not observe and the discount does not damp are not controlled,
+    unlike in the stabilising solution.
 
     Raises:
         ValueError: J is unbounded below.
@@ -217,20 +217,20 @@ def _with_drift(
 def _observable(H: FloatArray, A: FloatArray) -> tuple[FloatArray, int]:
     """An orthogonal basis whose last vectors span the unobserved, undamped directions.
 
-    That space is the largest A-invariant subspace of the kernel of H. If the flow on it is stable,
-    the Riccati equation has a stabilising solution as it is, and nothing is split off.
+    That space is the largest A-invariant subspace of the kernel of H; empty if the flow on it is
+    stable, as the Riccati equation then has a stabilising solution.
     """
     dim = len(H)
     values, vectors = np.linalg.eigh(H)
     hidden = vectors[:, np.abs(values) <= 1e-12 * max(float(np.abs(values).max()), 1e-300)]
     size = max(norm(A), 1e-300)
     while hidden.shape[1]:
-        leaves = A @ hidden - hidden @ (hidden.T @ A @ hidden)
-        _, sizes, rows = linalg.svd(leaves)
-        kept = rows[np.count_nonzero(sizes > 1e-12 * size) :]
-        if len(kept) == hidden.shape[1]:
+        outside = A @ hidden - hidden @ (hidden.T @ A @ hidden)
+        _, singular, rows = linalg.svd(outside)
+        inside = rows[np.count_nonzero(singular > 1e-12 * size) :]
+        if len(inside) == hidden.shape[1]:
             break
-        hidden = hidden @ kept.T
+        hidden = hidden @ inside.T
     if not hidden.shape[1]:
         return np.eye(dim), dim
     if np.linalg.eigvals(hidden.T @ A @ hidden).real.max() < -1e-8 * size:
@@ -246,15 +246,15 @@ def stabilising(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SciPy's on nearly singular matrices: checked here
         try:
-            found = _by_vectors(A, H)
-            if found is None:
+            result = _from_eigenvectors(A, H)
+            if result is None:
                 P = _algebraic(A, H)
-                found = _corrected(P, A, H, linalg.solve_continuous_lyapunov)
-            P, correction = found
+                result = _refined(P, A, H, linalg.solve_continuous_lyapunov)
+            P, correction = result
             if np.linalg.eigvals(A - P).real.max() >= 0:
                 return None
             if not attracted and np.linalg.eigvalsh(H)[0] < -1e-12 * norm(H):
-                # Curved down somewhere: a free end is optimal only above the other solution.
+                # With negative curvature, a free end is optimal only above the other solution.
                 lower = -_algebraic(-A, H)
                 if np.linalg.eigvalsh(lower)[-1] > 1e-9 * max(norm(lower), 1.0):
                     return None
@@ -264,10 +264,10 @@ def stabilising(
 
 
 def _algebraic(A: FloatArray, H: FloatArray) -> FloatArray:
-    """The stabilising P, to be corrected; a LinAlgError where there is none.
+    """The stabilising P, not yet refined; a LinAlgError if there is none.
 
     SciPy orders the Schur form of the Hamiltonian matrix, which fails for clusters of eigenvalues.
-    Its sign, by Newton's method, needs no order: the stable space is the kernel of sign + 1.
+    The fallback is its matrix sign by Newton's method: the stable space is the kernel of sign + 1.
     """
     dim, unit = len(A), np.eye(len(A))
     try:
@@ -291,7 +291,7 @@ def _algebraic(A: FloatArray, H: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.lstsq(left, -right, rcond=None)[0], dtype=np.float64)
 
 
-def _corrected(
+def _refined(
     P: FloatArray, A: FloatArray, H: FloatArray, lyapunov: Callable[..., FloatArray]
 ) -> tuple[FloatArray, FloatArray]:
     """P after two steps of Newton's method, and the second step."""
@@ -304,21 +304,21 @@ def _corrected(
     return P, correction
 
 
-def _by_vectors(A: FloatArray, H: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """P of a few coordinates from the stable eigenvectors; None where that loses digits."""
+def _from_eigenvectors(A: FloatArray, H: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """P of a few coordinates from the stable eigenvectors; None if they are ill-conditioned."""
     dim = len(A)
     if dim > _FEW:
         return None
     rates, vectors = np.linalg.eig(np.block([[A, -np.eye(dim)], [-H, -A.T]]))
     stable = rates.real < 0
-    apart = np.abs(rates.real).min() > 1e-6 * np.abs(rates).max()
-    if not apart or np.count_nonzero(stable) != dim:
+    separated = np.abs(rates.real).min() > 1e-6 * np.abs(rates).max()
+    if not separated or np.count_nonzero(stable) != dim:
         return None
     points, slopes = vectors[:dim, stable], vectors[dim:, stable]
     if not np.linalg.cond(points) <= _INDEPENDENT:
         return None
     P = np.asarray((slopes @ np.linalg.inv(points)).real, dtype=np.float64)
-    P, correction = _corrected(P, A, H, _lyapunov)
+    P, correction = _refined(P, A, H, _lyapunov)
     return (P, correction) if norm(correction) <= 1e-10 * norm(P) else None
 
 
@@ -330,7 +330,7 @@ def _lyapunov(A: FloatArray, Q: FloatArray) -> FloatArray:
 
 
 class Unbounded(ValueError):
-    """J has no lower bound. The discount that bounds it is computed when the message is read."""
+    """J has no lower bound. A sufficient discount is computed only for the message."""
 
     def __init__(self, form: QuadraticForm) -> None:
         super().__init__(form)

@@ -6,10 +6,10 @@ The least cost over a stretch of time is a quadratic function of its two ends,
           \begin{pmatrix}A & B\\ B^T & C\end{pmatrix}\begin{pmatrix}z_0\\z_1\end{pmatrix}
           + a^T z_0 + b^T z_1 + w.
 
-For a short stretch it comes from a matrix exponential. Joining two equal stretches, by minimising
+For a short stretch it follows from a matrix exponential. Joining two equal stretches, by minimising
 over the point between them, doubles the time. The Euler-Lagrange equations are never integrated
-forwards, which would diverge. If a minimum does not exist, a Cholesky factor fails, which proves
-that J is unbounded below. Here z = exp(-gamma t/2) y, so that all stretches have the same discount.
+forwards, which would diverge. If there is no minimum, a Cholesky factorisation fails, and J is
+unbounded below. Here z = exp(-gamma t/2) y, so that all stretches have the same discount.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stretch:
 
     def join(self, gamma: float) -> tuple[Stretch, Any]:
         """This stretch followed by an equal one, and the factor that gives the point between."""
-        later = math.exp(-gamma * self.time / 2)  # linear terms of the second stretch are smaller
+        later = math.exp(-gamma * self.time / 2)  # discount of the second stretch's linear terms
         try:
             factor = linalg.cho_factor(self.C + self.A)
         except linalg.LinAlgError:
@@ -106,8 +106,8 @@ class TwoPoint:
         bends = z0 @ w.A @ z0 / 2 + z0 @ w.B @ z1 + z1 @ w.C @ z1 / 2
         return float(bends + w.a @ z0 + w.b @ z1 + w.w)
 
-    def lost(self, z0: FloatArray, z1: FloatArray) -> float:
-        """Rounding error of the cost: doublings subtract matrices as large as the shortest's."""
+    def rounding(self, z0: FloatArray, z1: FloatArray) -> float:
+        """Rounding error of the cost: doublings subtract matrices as large as the first."""
         shortest = self._levels[0][0] if self._levels else self.whole
         ends = linalg.norm(z0) ** 2 + linalg.norm(z1) ** 2
         return EPS * len(z0) * float(linalg.norm(shortest.A, 2) * ends)
@@ -164,7 +164,7 @@ def _short(problem: Scaled, flow: FloatArray, time: float) -> Stretch:
     running[:dim, :dim], running[:dim, -1], running[-1, :dim] = problem.H, problem.g, problem.g
     running[dim:-1, dim:-1], running[-1, -1] = np.eye(dim), 2 * problem.value
     block = np.block([[-flow.T, running], [np.zeros((size, size)), flow]])
-    swept = linalg.expm(time * block)
-    weight = moved.T @ swept[:size, size:]
+    blocks = linalg.expm(time * block)
+    weight = moved.T @ blocks[:size, size:]
     q = np.concatenate([np.zeros(dim), a, [1.0]])
     return Stretch(time, (A + A.T) / 2, inverse, (C + C.T) / 2, a, b, float(q @ weight @ q) / 2)

@@ -24,20 +24,20 @@ class Ritz(Method):
     r"""Minimise J over piecewise polynomial paths by Newton's method (any objective).
 
     On an infinite horizon the path must come to rest: every end point that descent from many starts
-    reaches (or that ``ends`` gives) is tried, and the least J wins; the others are kept in
-    `Trajectory.candidates`. The Riccati equation around the end gives the cost beyond the mesh.
+    reaches (or that ``ends`` gives) is tried, and the path of least J is returned, with the others
+    as `Trajectory.candidates`. The Riccati equation around the end gives the cost beyond the mesh.
 
     Args:
         degree: Degree of the polynomials.
         elements: Number of equal elements on a finite horizon; turns refinement off.
         ends: Points near which to look for ends; by default the minima that descent reaches.
-        guess: A path ``t -> theta`` to start from, besides the default ones.
+        guess: A path ``t -> theta`` to start from, in addition to the default ones.
         search: Between fixed ends, also start from detours and from waits at minima. False starts
-            from the straight line, and from ``guess``, alone: faster, but only locally optimal.
+            only from the straight line and ``guess``: faster, but only locally optimal.
         iterations: The most Newton steps on one mesh.
         rounds: The most refinements.
         margin: Relative error to allow for in the J of coarse first paths. Paths that cannot be the
-            best are given up and are no candidates; with 1, the default, none is.
+            best are pruned and are no candidates; with 1, the default, none is.
 
     Examples:
         >>> import lossnav as ln
@@ -65,8 +65,8 @@ class Ritz(Method):
     def solve(self, problem: PathProblem) -> Trajectory:
         if problem.is_finite:
             objective = problem.objective
-            hidden = problem.horizon > window(objective, problem.tol)
-            if hidden and self.elements is None and not is_extended(objective):
+            is_long = problem.horizon > window(objective, problem.tol)
+            if is_long and self.elements is None and not is_extended(objective):
                 return solve_long(self, problem)
             return solve_finite(self, problem)
         problem.objective.steady("an infinite horizon")

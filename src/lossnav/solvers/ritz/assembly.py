@@ -1,7 +1,7 @@
 """J of a piecewise polynomial path on one mesh: value, gradient, and the Hessian of each element.
 
 A path is given by its moves, the differences of its points to the start: a short path far from the
-origin has accurate moves where its points have lost most of their digits (`Functional.base`). For a
+origin has accurate moves, while its points have lost most of their digits. For a
 constant metric and an affine drift, the kinetic part of the Hessian is fixed, and each step
 evaluates only the loss, at the entries of its Hessian that are not constant.
 """
@@ -28,7 +28,7 @@ UNIT_ROUNDOFF = float(np.finfo(np.float64).eps) / 2
 
 
 def scattered_signs(shape: tuple[int, ...]) -> FloatArray:
-    """Ones of either sign, in no order."""
+    """A fixed array of +1 and -1 without a regular pattern."""
     return np.copysign(1.0, np.sin(np.arange(1, math.prod(shape) + 1))).reshape(shape)
 
 
@@ -58,28 +58,26 @@ class Functional:
     def base(self) -> FloatArray:
         """The point that moves are counted from.
 
-        Under a general discount it is the origin: the discount may weigh a stretch where the path
-        is tiny by any factor, and a difference to the start would lose its digits.
+        Under a general discount it is the origin: the discount may weigh a tiny stretch of the path
+        by any factor, and a difference to the start would lose its digits.
         """
         plain = self.objective.discount is None
         return self.theta0 if plain else np.zeros_like(self.theta0)
 
     @property
     def free(self) -> slice:
-        """The points of a path that are not given."""
+        """The points of a path that are not fixed."""
         return slice(1, None if self.stop is None else -1)
 
     def on(self, mesh: Mesh) -> Assembly:
         """J on the points of a mesh."""
         kinetic = kinetic_terms(self.objective, self.theta0)
-        if is_extended(self.objective):
-            return GeneralMotion(self, mesh)
-        if kinetic is None:
-            return GeneralMotion(self, mesh)
+        if kinetic is None or is_extended(self.objective):
+            return GeneralAssembly(self, mesh)
         pairs = self._pairs(kinetic, len(mesh.widths))
         if pairs is not None:
-            return SparseMotion(self, mesh, kinetic, pairs)
-        return FixedMotion(self, mesh, kinetic)
+            return SparseAssembly(self, mesh, kinetic, pairs)
+        return AffineAssembly(self, mesh, kinetic)
 
     def _pairs(self, kinetic: KineticTerms, elements: int) -> Pairs | None:
         """The coupled coordinates, if so few that numbering by coordinates saves work.
@@ -91,7 +89,7 @@ class Functional:
         if dim < _MANY or self.end is not None or self.objective.drift is not None:
             return None
         coupled = np.eye(dim, dtype=bool) | (kinetic.G != 0)
-        coupled[self.objective.loss.bends(dim)] = True
+        coupled[self.objective.loss.hessian_pattern(dim)] = True
         rows, cols = np.nonzero(np.triu(coupled))
         pairs = rows, cols
         return pairs if elements * reach(dim, pairs)[1] < dim else None
@@ -122,8 +120,8 @@ class Assembly(abc.ABC):
     def states(self, moves: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Points and velocities at the Gauss points ``(E, p + 1, D)``."""
         ref, local = self.mesh.reference, self.mesh.local(moves)
-        at = ref.value @ local + self.functional.base
-        return at, ref.slope @ local / self.mesh.widths[:, None, None]
+        points = ref.value @ local + self.functional.base
+        return points, ref.slope @ local / self.mesh.widths[:, None, None]
 
     def rounding(self, moves: FloatArray) -> float:
         r"""Rounding error of J, a weighted sum of running costs at the Gauss points.
@@ -134,11 +132,11 @@ class Assembly(abc.ABC):
         where the gradient vanishes by a measured amount.
         """
         objective, dim = self.functional.objective, moves.shape[1]
-        at, pace = self.states(moves)
-        moved = 2 * UNIT_ROUNDOFF * np.abs(at)
-        here, slope = running_jet(objective, at, pace, 1, self.mesh.gauss_t)
-        shifted = at + scattered_signs(at.shape) * moved
-        near = running_jet(objective, shifted, pace, 0, self.mesh.gauss_t)[0]
+        points, velocity = self.states(moves)
+        moved = 2 * UNIT_ROUNDOFF * np.abs(points)
+        here, slope = running_jet(objective, points, velocity, 1, self.mesh.gauss_t)
+        shifted = points + scattered_signs(points.shape) * moved
+        near = running_jet(objective, shifted, velocity, 0, self.mesh.gauss_t)[0]
         terms = np.sqrt(here.size) * UNIT_ROUNDOFF * (np.abs(here) + abs(self.functional.rest))
         terms += (np.abs(slope[..., :dim]) * moved).sum(-1) + np.abs(near - here)
         total = float(np.vdot(self.weight, terms))
@@ -147,13 +145,20 @@ class Assembly(abc.ABC):
             total += UNIT_ROUNDOFF * float(abs(after[0]) + 2 * np.abs(after[1]) @ last)
         return total
 
-    def lifted(self, blocks: Blocks, moves: FloatArray, amount: float) -> Blocks:
-        """The Hessians with the loss curved more by ``amount``; as given for zero.
+    def shares(self, moves: FloatArray) -> FloatArray:
+        """The share of each element in J, in absolute terms ``(E,)``."""
+        running = running_jet(self.functional.objective, *self.states(moves), 0, self.mesh.gauss_t)
+        costs = (self.weight * np.abs(running[0] - self.functional.rest)).sum(axis=1)
+        return costs / costs.sum()
 
-        No element gets more than makes it convex by itself: a late stretch that the discount hides
-        may curve down steeply, and must not hold back the rest.
+    def lifted(self, blocks: Blocks, moves: FloatArray, amount: float | FloatArray) -> Blocks:
+        """The Hessians with the curvature ``amount`` added to the loss; unchanged for zero.
+
+        ``amount`` may differ between elements ``(E,)``.
+        No element gets more than makes it convex: a late stretch that the discount hides may have a
+        large negative curvature, which must not slow down the rest.
         """
-        if amount == 0:
+        if not np.any(amount):
             return blocks
         amounts = np.minimum(amount, 1.01 * self.dips(moves) + 1e-6 * amount)
         shares = self.weight @ self.mesh.reference.value  # of a loss of 1 at each point
@@ -165,23 +170,23 @@ class Assembly(abc.ABC):
         return blocks
 
     def dips(self, moves: FloatArray) -> FloatArray:
-        """How far the running cost of each element curves down ``(E,)``.
+        """Minus the most negative curvature of the running cost in each element ``(E,)``, or zero.
 
-        Curved that much more, J is convex. Of the last moves, they are kept.
+        With that much curvature added, J is convex. Cached for the last moves.
         """
         if self._dips is None or self._dips[0] is not moves:
-            found = self._curved_down(moves).reshape(len(self.mesh.widths), -1).max(axis=1)
+            depths = self._negative_curvature(moves).reshape(len(self.mesh.widths), -1).max(axis=1)
             if after := self._terminal(moves[-1], 2):
                 share = float(self.weight[-1] @ self.mesh.reference.value[:, -1])
-                found[-1] = max(found[-1], -float(np.linalg.eigvalsh(after[2])[0]) / share)
-            self._dips = moves, found
+                depths[-1] = max(depths[-1], -float(np.linalg.eigvalsh(after[2])[0]) / share)
+            self._dips = moves, depths
         return self._dips[1]
 
-    def _curved_down(self, moves: FloatArray) -> FloatArray:
-        """The dips of the running cost at the Gauss points ``(E (p + 1),)``."""
+    def _negative_curvature(self, moves: FloatArray) -> FloatArray:
+        """The dips at the Gauss points ``(E (p + 1),)``."""
         dim = moves.shape[1]
-        at, pace = (part.reshape(-1, dim) for part in self.states(moves))
-        return dips(self.functional.objective, at, pace, self.mesh.gauss_t.ravel())
+        at, velocity = (part.reshape(-1, dim) for part in self.states(moves))
+        return dips(self.functional.objective, at, velocity, self.mesh.gauss_t.ravel())
 
     def _terminal(self, last: FloatArray, order: int) -> tuple[FloatArray, ...]:
         functional = self.functional
@@ -189,7 +194,7 @@ class Assembly(abc.ABC):
         return functional.objective.terminal_jet(at, self.mesh.edges[-1], order)
 
     def beyond(self, last: FloatArray) -> tuple[Any, ...] | None:
-        """The cost of the end or of the path beyond the mesh, with derivatives in the last move."""
+        """The cost of the end or beyond the mesh, with derivatives in the last move."""
         if self.functional.end is None:
             return self._terminal(last, 2) or None
         policy, D = self.functional.end.policy, self.last_discount
@@ -199,16 +204,16 @@ class Assembly(abc.ABC):
         return D * value, D * (bent + policy.s), D * policy.P
 
 
-class FixedMotion(Assembly):
-    r"""Constant metric and affine drift: the cost of motion is a fixed quadratic form,
+class AffineAssembly(Assembly):
+    r"""Constant metric and affine drift: the kinetic cost is a fixed quadratic form,
 
     .. math:: \tfrac{1}{2\eta}(v - F\theta - c)^T G\,(v - F\theta - c).
 
-    A velocity can compensate the drift, so J curves down no more than it does without one.
+    A velocity can compensate the drift, so the drift does not make J less convex.
     """
 
     _last: tuple[FloatArray, FloatArray] | None = None
-    """The last moves with second derivatives, and those of the loss."""
+    """The last moves at which second derivatives were evaluated, and those of the loss."""
 
     def __init__(self, functional: Functional, mesh: Mesh, kinetic: KineticTerms) -> None:
         super().__init__(functional, mesh)
@@ -220,20 +225,20 @@ class FixedMotion(Assembly):
         self.potential = functional.objective.k * self.weight
         self.products = pair_products(value, value).T
         loss = functional.objective.loss
-        steady = loss.steady(len(theta0))
-        self.varying = np.flatnonzero(np.isnan(steady))
-        self._lay_out(loss.bends(len(theta0)), np.nan_to_num(steady))
+        constants = loss.hessian_constants(len(theta0))
+        self.varying = np.flatnonzero(np.isnan(constants))
+        self._lay_out(loss.hessian_pattern(len(theta0)), np.nan_to_num(constants))
 
-    def _lay_out(self, bends: Pairs, steady: FloatArray) -> None:
-        """Hessians of what is fixed: of motion, and the entries ``bends`` that are ``steady``."""
+    def _lay_out(self, pattern: Pairs, constants: FloatArray) -> None:
+        """Assemble the constant part of the Hessians: kinetic terms and ``constants`` entries."""
         dim, n = len(self.functional.theta0), self.mesh.degree + 1
         self.blocks = np.zeros((len(self.mesh.widths), n * dim, n * dim))
         self.inside = self.blocks.reshape(-1, n, dim, n, dim)
-        (rows, cols) = bends
+        (rows, cols) = pattern
         self._add_motion()
-        if steady.any():
+        if constants.any():
             constant = np.zeros((dim, dim))
-            constant[rows, cols] = constant[cols, rows] = steady
+            constant[rows, cols] = constant[cols, rows] = constants
             self._add(self._spread(np.ones_like(self.weight)), constant)
         if self.functional.end is not None:
             self.blocks[-1, -dim:, -dim:] += self.last_discount * self.functional.end.policy.P
@@ -244,7 +249,7 @@ class FixedMotion(Assembly):
         self.fixed_mirrored = self.inside[:, :, self.mirrored[0], :, self.mirrored[1]]
 
     def _add_motion(self) -> None:
-        """Add the cost of motion to the Hessians."""
+        """Add the kinetic terms to the Hessians."""
         (G, F, _), N, S = self.kinetic, self.mesh.reference.value, self.mesh.reference.slope
         w, h = self.weight[:, None, :], self.mesh.widths[:, None, None]
         self._add((S.T * w) @ S / h**2, G)
@@ -255,32 +260,32 @@ class FixedMotion(Assembly):
             self._add(-mixed.swapaxes(1, 2), (G @ F).T)
 
     def _add(self, kernel: FloatArray, matrix: FloatArray) -> None:
-        """Add pairs of points ``(E, n, n)`` times pairs of coordinates ``(D, D)``."""
+        """Add the Kronecker product of a kernel ``(E, n, n)`` and a matrix ``(D, D)``."""
         i, j = np.nonzero(matrix)
         self.inside[:, :, i, :, j] += matrix[i, j][:, None, None, None] * kernel
 
     def cost(self, moves: FloatArray, order: int) -> tuple[Any, ...]:
         (count, n), dim = self.weight.shape, moves.shape[1]
         objective = self.functional.objective
-        offset, pace = (self.maps @ self.mesh.local(moves)).reshape(count, 2, n, dim).swapaxes(0, 1)
-        offset, pace, weight = offset.reshape(-1, dim), pace.reshape(-1, dim), self.weight.ravel()
+        offset, v = (self.maps @ self.mesh.local(moves)).reshape(count, 2, n, dim).swapaxes(0, 1)
+        offset, v, weight = offset.reshape(-1, dim), v.reshape(-1, dim), self.weight.ravel()
         loss = self._loss(moves, offset, order)
         G, F, _ = self.kinetic
         if self.drifts:
-            pace = pace - offset @ F.T - self.drift0
-        push = weight[:, None] * (pace / objective.eta if objective.metric is None else pace @ G)
+            v = v - offset @ F.T - self.drift0
+        momentum = weight[:, None] * (v / objective.eta if objective.metric is None else v @ G)
         terms = objective.k * loss[0] - self.functional.rest
-        J = np.asarray(np.vdot(pace, push) / 2 + np.vdot(weight, terms))
+        J = np.asarray(np.vdot(v, momentum) / 2 + np.vdot(weight, terms))
         after = self.beyond(moves[-1])
         if after is not None:
             J = J + after[0]
         if order == 0:
             return (J,)
-        pull = self.potential.reshape(-1, 1) * loss[1]
+        loss_slope = self.potential.reshape(-1, 1) * loss[1]
         if self.drifts:
-            pull -= push @ F
+            loss_slope -= momentum @ F
         both = np.empty((count, 2, n, dim))
-        both[:, 0], both[:, 1] = pull.reshape(count, n, dim), push.reshape(count, n, dim)
+        both[:, 0], both[:, 1] = loss_slope.reshape(count, n, dim), momentum.reshape(count, n, dim)
         gradient = self.mesh.gather(self.maps.swapaxes(1, 2) @ both.reshape(count, 2 * n, dim))
         if after is not None:
             gradient[-1] += after[1]
@@ -290,7 +295,7 @@ class FixedMotion(Assembly):
         return J, gradient, self._hessians(parts)
 
     def _hessians(self, parts: FloatArray) -> Any:
-        """The Hessians of the elements, from what the varying entries add."""
+        """The Hessians of the elements: the constant part plus the varying entries ``parts``."""
         if len(self.beside):
             mirrored = parts[self.beside] + self.fixed_mirrored
             self.inside[:, :, self.mirrored[0], :, self.mirrored[1]] = mirrored
@@ -299,30 +304,30 @@ class FixedMotion(Assembly):
         return self.blocks
 
     def _loss(self, moves: FloatArray, offset: FloatArray, order: int) -> tuple[FloatArray, ...]:
-        """The loss at the Gauss points with its derivatives; of the second, the entries `bends`."""
+        """The loss at the Gauss points with its derivatives; of the second, the nonzero entries."""
         at, loss = offset + self.functional.base, self.functional.objective.loss
         if order < 2:
             return loss.jet(at, order)
-        found = loss.sparse_jet(at)
-        self._last = moves, found[2]
-        return found
+        jet = loss.sparse_jet(at)
+        self._last = moves, jet[2]
+        return jet
 
-    def _curved_down(self, moves: FloatArray) -> FloatArray:
+    def _negative_curvature(self, moves: FloatArray) -> FloatArray:
         objective, dim = self.functional.objective, moves.shape[1]
         if self._last is None or self._last[0] is not moves:
             offset = self.mesh.reference.value @ self.mesh.local(moves)
             self._last = moves, self._loss(moves, offset.reshape(-1, dim), 2)[2]
-        bends = objective.k * self._last[1]
-        return np.maximum(0.0, -lowest(bends, *objective.loss.bends(dim), dim))
+        curvature = objective.k * self._last[1]
+        return np.maximum(0.0, -lowest(curvature, *objective.loss.hessian_pattern(dim), dim))
 
-    def _spread(self, bends: FloatArray) -> FloatArray:
-        """What second derivatives at Gauss points ``(..., E, n)`` add to the pairs of points."""
+    def _spread(self, curvature: FloatArray) -> FloatArray:
+        """Second derivatives at Gauss points ``(..., E, n)``, distributed to pairs of points."""
         n = self.mesh.degree + 1
-        flat = (bends * self.potential) @ self.products
+        flat = (curvature * self.potential) @ self.products
         return flat.reshape(*flat.shape[:-1], n, n)
 
 
-class SparseMotion(FixedMotion):
+class SparseAssembly(AffineAssembly):
     """Many coordinates, few of which are coupled, without drift: only those pairs are stored."""
 
     def __init__(
@@ -331,14 +336,15 @@ class SparseMotion(FixedMotion):
         self.pairs = pairs
         super().__init__(functional, mesh, kinetic)
 
-    def _lay_out(self, bends: Pairs, steady: FloatArray) -> None:
+    def _lay_out(self, pattern: Pairs, constants: FloatArray) -> None:
         dim = len(self.functional.theta0)
         (rows, cols), w = self.pairs, self.weight[:, None, :]
         S, h = self.mesh.reference.slope, self.mesh.widths[:, None, None]
         motion = (S.T * w) @ S / h**2
         entries = self.kinetic.G[rows, cols][:, None, None, None] * motion
-        where = np.searchsorted(rows * dim + cols, np.minimum(*bends) * dim + np.maximum(*bends))
-        entries[where] += steady[:, None, None, None] * self._spread(np.ones_like(self.weight))
+        i, j = pattern
+        where = np.searchsorted(rows * dim + cols, np.minimum(i, j) * dim + np.maximum(i, j))
+        entries[where] += constants[:, None, None, None] * self._spread(np.ones_like(self.weight))
         self.where, self.fixed = where[self.varying], entries[where[self.varying]]
         self.sparse = SparseBlocks(entries, self.pairs, dim)
 
@@ -347,7 +353,7 @@ class SparseMotion(FixedMotion):
         return self.sparse
 
 
-class GeneralMotion(Assembly):
+class GeneralAssembly(Assembly):
     """Any metric and drift."""
 
     def cost(self, moves: FloatArray, order: int) -> tuple[FloatArray, ...]:

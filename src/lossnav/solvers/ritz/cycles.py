@@ -1,8 +1,8 @@
-"""Does circling with the drift cost less than rest? Without discount J then has no minimum.
+"""Closed curves along the drift that cost less than rest: without discount J then has no minimum.
 
-A path may go round for ever before it rests, so on an infinite horizon with gamma = 0 every closed
+A path may circle endlessly before it rests, so on an infinite horizon with gamma = 0 every closed
 curve must cost at least as much per unit of time as the best rest. Circles in the planes of the
-coordinates are tried, and Newton's method bends the best one.
+coordinates are tried, and Newton's method deforms the best one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_no_cycle(objective: Objective, rest: float, places: Sequence[FloatArra
     best = _best_circle(objective, places)
     cost = best.cost
     if cost > rest - slack:
-        cost = min(cost, _bent(objective, best))
+        cost = min(cost, _deformed_cost(objective, best))
     if cost < rest - slack:
         raise ValueError(
             f"J has no minimum: going round {brief(best.center)} with the drift costs {cost:.6g} "
@@ -56,10 +56,10 @@ def check_no_cycle(objective: Objective, rest: float, places: Sequence[FloatArra
         )
 
 
-def path_round(
+def circling_path(
     objective: Objective, theta0: FloatArray, end: FloatArray | None, t: FloatArray, pace: float
 ) -> FloatArray | None:
-    """A path that spends its time on the cheapest circle; None where the drift does not turn."""
+    """A path that follows the cheapest circle; None where the drift is a gradient."""
     last = theta0 if end is None else end
     if objective.loss.timed or not _may_circle(objective, [theta0, last]):
         return None
@@ -89,7 +89,7 @@ def _best_circle(objective: Objective, places: Sequence[FloatArray]) -> Cycle:
 
 
 def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
-    """Whether G f is a gradient, so that a closed curve gains nothing from the drift."""
+    """Whether G f is a gradient: then no closed curve gains from the drift."""
     dim = len(places[0])
     rng = np.random.default_rng(0)
     points = np.concatenate([places, places[0] + rng.normal(size=(8, dim))])
@@ -102,7 +102,7 @@ def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
 def _circles(objective: Objective, places: Sequence[FloatArray]) -> list[Cycle]:
     dim = len(places[0])
     size = 1.0 + float(np.abs(places).max())
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
     pairs = list(itertools.islice(itertools.combinations(range(dim), 2), _PLANES))
     for center, (i, j) in itertools.product([np.zeros(dim), *places], pairs):
         unit = np.zeros((2, len(_ANGLES), dim))
@@ -119,15 +119,15 @@ def _circles(objective: Objective, places: Sequence[FloatArray]) -> list[Cycle]:
             square = (ahead + back) / 2 - still
             speed = -(ahead - back) / (4 * square)
             cost = still - square * speed**2
-        found += [
+        cycles += [
             Cycle(float(cost[n]), center, points[n], float(speed[n]))
             for n in np.flatnonzero(np.isfinite(cost) & (speed != 0))
         ]
-    return found or [Cycle(math.inf, places[0], np.tile(places[0], (len(_ANGLES), 1)), 1.0)]
+    return cycles or [Cycle(math.inf, places[0], np.tile(places[0], (len(_ANGLES), 1)), 1.0)]
 
 
-def _bent(objective: Objective, cycle: Cycle) -> float:
-    """The cost of the cheapest closed curve near a circle that goes round twice, once started."""
+def _deformed_cost(objective: Objective, cycle: Cycle) -> float:
+    """The cost per unit of time of the cheapest curve near two turns of the circle."""
     if not math.isfinite(cycle.cost):
         return math.inf
     time = 4 * np.pi / abs(cycle.speed)

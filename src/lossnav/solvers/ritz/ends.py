@@ -22,11 +22,11 @@ from lossnav.solvers.riccati.feedback import Feedback, feedback, norm, solved
 from lossnav.solvers.trajectory import brief
 
 _SCALES = (0.3, 1.0, 3.0)
-_TRIED = 400
-"""Points around the start, at each of the scales, whose values decide where descents begin."""
-_SMALLEST = 0.03
-"""The smallest fraction of the drift to add at once."""
-_MOST_KEPT = 64
+_SAMPLES = 400
+"""Random points around the start, at each scale; descents begin at the lowest."""
+_MIN_DRIFT_STEP = 0.03
+"""The smallest fraction of the drift to add in one step."""
+_CACHE_SIZE = 64
 PointsJet = Callable[[FloatArray, int], tuple[FloatArray, ...]]
 """A function of points ``(N, D)`` and an order: value, gradient and Hessian up to that order."""
 Condition = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
@@ -57,8 +57,8 @@ def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
     G, C, A = hessian[dim:, dim:], hessian[dim:, :dim], hessian[:dim, :dim]
     by_theta, by_v = slope[:dim], slope[dim:]
     np.linalg.cholesky(G)  # fails where the metric is not positive definite
-    both = -solved(G, np.column_stack([C, by_v]))
-    F, c = both[:, :dim], both[:, dim]
+    flow = -solved(G, np.column_stack([C, by_v]))
+    F, c = flow[:, :dim], flow[:, dim]
     H = A + C.T @ F
     return QuadraticForm(
         H=(H + H.T) / 2,
@@ -95,7 +95,7 @@ def kinetic_terms(objective: Objective, theta: FloatArray) -> KineticTerms | Non
 
 
 def rate(objective: Objective, theta: FloatArray) -> float:
-    """The fastest rate of change of a path near any of the points ``(..., D)``, at first."""
+    """The fastest initial rate of change of a path near any of the points ``(..., D)``."""
     dim, objective = theta.shape[-1], objective.at_time(0.0)
     if objective.metric is None and objective.drift is None:
         jet = objective.loss.jet_at if theta.ndim == 1 else objective.loss.jet
@@ -120,24 +120,24 @@ def rate(objective: Objective, theta: FloatArray) -> float:
 
 
 def end_at(objective: Objective, near: FloatArray) -> End:
-    """The end that a search from ``near`` reaches; cached on the objective for other starts.
+    """The end that a search from ``near`` reaches; cached on the objective.
 
     Raises:
         ValueError: There is none nearby, or J is unbounded from it.
     """
-    kept: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
+    cache: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
     key = near.tobytes()
-    if key not in kept:
-        if len(kept) >= _MOST_KEPT:
-            kept.clear()
-        kept[key] = _end_at(objective, near)
-    return kept[key]
+    if key not in cache:
+        if len(cache) >= _CACHE_SIZE:
+            cache.clear()
+        cache[key] = _end_at(objective, near)
+    return cache[key]
 
 
 def ends_near(
     objective: Objective, points: Sequence[FloatArray]
 ) -> tuple[list[End], list[ValueError]]:
-    """The different ends near some points, and why the other points led to none."""
+    """The distinct ends near ``points``, and the errors of points that led to none."""
     ends: list[End] = []
     reasons: list[ValueError] = []
     for point in points:
@@ -171,7 +171,7 @@ def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
     try:
         with np.errstate(all="ignore"):
             if objective.drift is not None:
-                return _followed(objective, near)
+                return _continued(objective, near)
             return _root(_rest_condition(objective, len(near)), near, np.zeros_like(near))
     except ValueError:
         raise ValueError(
@@ -179,8 +179,8 @@ def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
         ) from None
 
 
-def _followed(objective: Objective, near: FloatArray) -> FloatArray:
-    """The point of rest that continues ``near`` as the drift is added step by step."""
+def _continued(objective: Objective, near: FloatArray) -> FloatArray:
+    """The point of rest by continuation from ``near``, adding the drift step by step."""
     condition = _rest_condition(objective, len(near))
     start, _ = condition(near)
     theta, share, step = near, 0.0, 1.0
@@ -190,9 +190,9 @@ def _followed(objective: Objective, near: FloatArray) -> FloatArray:
             share, step = min(share + step, 1.0), 2 * step
         except ValueError:
             step /= 2
-            if step >= _SMALLEST:
+            if step >= _MIN_DRIFT_STEP:
                 continue
-            # The point meets another one and both vanish. With discount, paths that do not come to
+            # A fold: the point merges with another one. With discount, paths that do not come to
             # rest are tried anyway; without it, any point of rest will do.
             if objective.gamma:
                 raise
@@ -227,7 +227,7 @@ def _root(
 ) -> FloatArray:
     """Newton's method, damped, for the point where the condition equals ``target``.
 
-    A ``quick`` search gives up as soon as convergence is in doubt.
+    A ``quick`` search fails early if convergence is in doubt.
     """
     shortest, most = (0.1, 20) if quick else (1e-6, 60)
     theta = near
@@ -245,8 +245,8 @@ def _root(
             new = value - target
             # Progress is measured by the next step's length: in a narrow, curved valley the
             # condition itself grows on the way to the root.
-            left = _newton_move(jacobian, new)
-            if norm(left) <= (1 - length / 4) * norm(move):
+            next_move = _newton_move(jacobian, new)
+            if norm(next_move) <= (1 - length / 4) * norm(move):
                 break
             length /= 2
         else:
@@ -279,33 +279,33 @@ def rest_jet(objective: Objective) -> PointsJet:
     return jet
 
 
-def resting_places(objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+def rest_candidates(objective: Objective, theta0: FloatArray) -> list[FloatArray]:
     """Points near which a path may come to rest: minima of the cost of rest and of the loss."""
-    found = minima(objective.loss.jet, theta0)
+    points = minima(objective.loss.jet, theta0)
     if objective.drift is not None:
-        found = [*minima(rest_jet(objective), theta0), *found]
-    return found
+        points = [*minima(rest_jet(objective), theta0), *points]
+    return points
 
 
 def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
     """Minima of a function by descent from many starts around ``theta0``, lowest first."""
     dim = len(theta0)
     rng = np.random.default_rng(0)
-    size = 1.0 + np.abs(theta0).max()
+    length = 1.0 + np.abs(theta0).max()
     count = 8 if dim <= 3 else 4
-    around = [scattered(jet, theta0, scale * size, count, rng) for scale in _SCALES]
+    around = [scattered(jet, theta0, scale * length, count, rng) for scale in _SCALES]
     starts = [np.zeros((1, dim)), theta0[None], *around]
     points = descend(jet, np.concatenate(starts))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
-    found: list[FloatArray] = []
+    distinct: list[FloatArray] = []
     for i in np.argsort(value):
-        size = norm(points[i])
-        flat = max(1e-6 * (1 + abs(value[i])) / (1 + size), 1e-15 * norm(hessian[i]) * size)
-        near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in found)
+        length = norm(points[i])
+        flat = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
+        near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in distinct)
         if np.isfinite(value[i]) and not near and norm(slope[i]) <= flat:
-            found.append(points[i])
-    return found[:most]
+            distinct.append(points[i])
+    return distinct[:most]
 
 
 def scattered(
@@ -315,16 +315,16 @@ def scattered(
     count: int,
     rng: np.random.Generator | None = None,
 ) -> FloatArray:
-    """Points around a center: some wherever they fall, and the lowest, perhaps in a narrow well."""
+    """``count`` random points around a center, and the four lowest of many more."""
     rng, dim = rng or np.random.default_rng(0), len(center)
-    tried = center + size * rng.normal(size=(max(min(_TRIED, 40_000 // dim), 12), dim))
+    samples = center + size * rng.normal(size=(max(min(_SAMPLES, 40_000 // dim), 12), dim))
     with np.errstate(all="ignore"):
-        lowest = np.argsort(np.nan_to_num(jet(tried, 0)[0], nan=np.inf))
-    return np.concatenate([tried[:count], tried[lowest[:4]]])
+        lowest = np.argsort(np.nan_to_num(jet(samples, 0)[0], nan=np.inf))
+    return np.concatenate([samples[:count], samples[lowest[:4]]])
 
 
 def descend(jet: PointsJet, points: FloatArray, iterations: int = 80) -> FloatArray:
-    """Newton steps along the absolute value of the curvature, for all points at once."""
+    """Newton steps with the absolute value of the curvature, for all points at once."""
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
         for _ in range(iterations):

@@ -1,10 +1,9 @@
 """First paths for Ritz.
 
-Newton's method leads to the stationary path nearest to its start, so which minimum of J it finds
-depends on the guess. With a free end the guesses go to the minima nearby. With a fixed end there
-are many: detours to all sides, paths that wait at a minimum in between (the turnpikes of long
-horizons), and, in a metric that varies, arcs of constant speed. Their J on a coarse mesh decides
-which are solved.
+Newton's method leads to the stationary path nearest to its start, so the guess selects the minimum
+of J. With a free end the guesses go to the minima nearby. With a fixed end they are detours to all
+sides, paths that wait at a minimum in between (the turnpikes of long horizons), and, in a varying
+metric, arcs of constant speed; those of least J on a coarse mesh are solved.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from lossnav.problem.objective import Objective
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.riccati.feedback import solved
 from lossnav.solvers.ritz.assembly import Functional
-from lossnav.solvers.ritz.cycles import path_round
+from lossnav.solvers.ritz.cycles import circling_path
 from lossnav.solvers.ritz.ends import (
     PointsJet,
     descend,
     minima,
+    rest_candidates,
     rest_jet,
-    resting_places,
     scattered,
 )
 from lossnav.solvers.ritz.mesh import Mesh
@@ -39,29 +38,30 @@ from lossnav.solvers.ritz.mesh import Mesh
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
-_CALLS = 20_000
-"""The most evaluations of the slow flow, which is only a guess."""
+_MAX_EVALUATIONS = 20_000
+"""The most evaluations of a flow, which is only a guess."""
 _DETOURS = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Heights of detours, in units of the distance between the ends."""
 _HEIGHTS = (0.3, 0.6, 1.2)
-"""Heights of detours to the end of an infinite path, in units of its distance."""
+"""Heights of detours to the end of an infinite path, in units of the distance to it."""
 _PACES = (1.0, 3.0, 9.0)
-"""Rates at which such a path goes on to its end, in units of the slowest."""
+"""Rates at which such a path leaves for its end, in units of the slowest."""
 _WAVES = 4
-"""How many random paths are solved, in this many dimensions or fewer."""
-_FEW = 8
-_FULL = 64
-"""With more coordinates than this, places to wait at are found without Hessians."""
+"""Number of random paths to solve."""
+_MAX_RANDOM_DIM = 8
+"""With more coordinates than this, random paths find nothing."""
+_MAX_HESSIAN_DIM = 64
+"""With more coordinates than this, points to wait at are sought without Hessians."""
 _EXCURSIONS = (10.0, 100.0, 1000.0)
 """Distances of excursions, in units of the coordinates."""
-_STOPS = 6
-"""How many points to wait at are tried: the lowest."""
-_SOLVED = 6
-"""How many guesses are solved on the coarse mesh at most: those of least J."""
+_MAX_STOPS = 6
+"""The most points to wait at that are tried, lowest first."""
+_MAX_SOLVED = 6
+"""The most guesses solved on the coarse mesh, least J first."""
 
 
 class Guess(NamedTuple):
-    """A first path ``(N, D)``, and its J where that decides whether it is solved."""
+    """A first path ``(N, D)``, and its J if guesses compete by it."""
 
     points: FloatArray
     J: float = -math.inf
@@ -74,32 +74,33 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         functional = Functional(problem.objective, problem.theta0, stop=problem.end)
         paths = _to_fixed_end(problem, mesh, pace)
         paths = paths if ritz.search else itertools.islice(paths, 1)
-        straight, *others = _priced(functional, mesh, paths)
-        others = [one for one in others if math.isfinite(one.J)]
+        straight, *others = _with_cost(functional, mesh, paths)
+        others = [guess for guess in others if math.isfinite(guess.J)]
         random = _random(ritz, problem, mesh)
-        return [straight, *own, *sorted(others, key=lambda one: one.J)[:_SOLVED], *random]
+        return [straight, *own, *sorted(others, key=lambda guess: guess.J)[:_MAX_SOLVED], *random]
     if own and not ritz.search:
         return own
     objective, theta0 = problem.objective, problem.theta0
     share = 1 - np.exp(-4 * (mesh.t / mesh.edges[-1])[:, None])
-    found = [Guess(np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()), *own]
-    for moment in moments(objective, float(mesh.edges[-1])):
-        found += [Guess(theta0 + share * (x - theta0)) for x in near(ritz, moment, theta0)[:4]]
+    starts = [Guess(np.broadcast_to(theta0, (len(mesh.t), len(theta0))).copy()), *own]
+    for snapshot in snapshots(objective, float(mesh.edges[-1])):
+        ends = end_guesses(ritz, snapshot, theta0)[:4]
+        starts += [Guess(theta0 + share * (x - theta0)) for x in ends]
     if objective.terminal is not None and ritz.ends is None:
         line, ends = share / share[-1], minima(objective.terminal.jet, theta0)
-        found += [Guess(theta0 + line * (x - theta0)) for x in ends[:4]]
+        starts += [Guess(theta0 + line * (x - theta0)) for x in ends[:4]]
     if objective.gamma and not objective.loss.timed:
-        found.append(Guess(slow_flow(objective, theta0, mesh.t)))
+        starts.append(Guess(overdamped_path(objective, theta0, mesh.t)))
     if objective.drift is not None:
-        found.append(Guess(carried(objective, theta0, mesh.t)))
-    if (turns := path_round(objective, theta0, None, mesh.t, pace)) is not None:
-        found.append(Guess(turns))
-    found += _random(ritz, problem, mesh)
-    return [guess for guess in found if np.isfinite(guess.points).all()]
+        starts.append(Guess(drift_path(objective, theta0, mesh.t)))
+    if (circle := circling_path(objective, theta0, None, mesh.t, pace)) is not None:
+        starts.append(Guess(circle))
+    starts += _random(ritz, problem, mesh)
+    return [guess for guess in starts if np.isfinite(guess.points).all()]
 
 
 def runs_away(functional: Functional, mesh: Mesh, pace: float, J: float) -> bool:
-    """Whether ever longer excursions along an axis cost ever less, and less than ``J``."""
+    """Whether the cost of excursions along an axis falls without end, and below ``J``."""
     theta0, stop, t, T = functional.theta0, functional.stop, mesh.t, mesh.edges[-1]
     way = np.zeros_like(theta0) if stop is None else stop - theta0
     stay = 1 - np.exp(-pace * t)
@@ -108,33 +109,33 @@ def runs_away(functional: Functional, mesh: Mesh, pace: float, J: float) -> bool
     for shape, side in itertools.product(shapes, _sides(len(theta0))):
         out = size * np.outer(shape, side)
         paths = (line + far * out for far in _EXCURSIONS)
-        near, middle, far = (one.J for one in _priced(functional, mesh, paths))
+        near, middle, far = (guess.J for guess in _with_cost(functional, mesh, paths))
         # Where the loss falls at least as fast as motion costs, J grows with the square or more.
         if near < 0 and middle < 10 * near and far < min(10 * middle, J):
             return True
     return False
 
 
-def moments(objective: Objective, horizon: float) -> list[Objective]:
-    """The objective with its loss as it is at a few times; itself where time changes nothing."""
+def snapshots(objective: Objective, horizon: float) -> list[Objective]:
+    """The objective frozen at a few times; itself if the loss does not depend on time."""
     if not objective.loss.timed:
         return [objective]
     return [objective.at_time(share * horizon) for share in (0.0, 0.5, 1.0)]
 
 
-def near(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
-    """Points near which a path may end: those given, or those that descent reaches."""
+def end_guesses(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
+    """Points near which a path may end: the user's, or those that descent reaches."""
     if ritz.ends is not None:
         return [np.asarray(point, dtype=np.float64) for point in ritz.ends]
-    return resting_places(objective, theta0)
+    return rest_candidates(objective, theta0)
 
 
-def indirect(
+def indirect_paths(
     functional: Functional, mesh: Mesh, places: Iterable[FloatArray], most: int
 ) -> list[FloatArray]:
-    """Paths to the end of an infinite horizon by way of other places, and to the sides: least J.
+    """The ``most`` cheapest paths to an end by way of other places and detours, and random ones.
 
-    Each place and each side is tried with a few times or heights, of which the best is kept.
+    Each place is tried with a few departure times, each side with a few heights.
     """
     theta0, end = functional.theta0, functional.end
     assert end is not None
@@ -148,15 +149,15 @@ def indirect(
     families += [
         [end.theta + fall * way + a * aside * side for a in _HEIGHTS] for side in _sides(len(way))
     ]
-    best = [min(_priced(functional, mesh, paths), key=_order) for paths in families]
-    ways = [one.points for one in sorted(best, key=_order)[:most] if math.isfinite(one.J)]
+    best = [min(_with_cost(functional, mesh, paths), key=_order) for paths in families]
+    ways = [guess.points for guess in sorted(best, key=_order)[:most] if math.isfinite(guess.J)]
     size = 1 + float(np.abs(theta0).max())
     return ways + [end.theta + fall * way + size * wave for wave in waves(1 - fall[:, 0], len(way))]
 
 
 def is_thorough(ritz: Ritz, theta: FloatArray) -> bool:
-    """Whether to start from random paths, too; in many dimensions they find nothing."""
-    return ritz.search and ritz.margin >= 1 and not ritz.elements and len(theta) <= _FEW
+    """Whether to start from random paths, too."""
+    return ritz.search and ritz.margin >= 1 and not ritz.elements and len(theta) <= _MAX_RANDOM_DIM
 
 
 def _random(ritz: Ritz, problem: PathProblem, mesh: Mesh) -> list[Guess]:
@@ -171,11 +172,11 @@ def _random(ritz: Ritz, problem: PathProblem, mesh: Mesh) -> list[Guess]:
         for way, wave in zip(ways, waves(share, dim), strict=True)
     ]
     functional = Functional(problem.objective, theta0, stop=problem.end)
-    return [Guess(one.points) for one in _priced(functional, mesh, paths) if math.isfinite(one.J)]
+    return [Guess(g.points) for g in _with_cost(functional, mesh, paths) if math.isfinite(g.J)]
 
 
 def waves(share: FloatArray, dim: int) -> list[FloatArray]:
-    """A few random paths that begin and end at zero, where ``share`` is 0 and 1."""
+    """Random paths that begin and end at zero, where ``share`` is 0 and 1."""
     rng = np.random.default_rng(2)
     basis = np.sin(np.pi * np.outer(share, np.arange(1, 4)))
     return [0.7 * basis @ rng.normal(size=(3, dim)) for _ in range(_WAVES)]
@@ -185,14 +186,14 @@ def _order(guess: Guess) -> float:
     return guess.J if math.isfinite(guess.J) else math.inf
 
 
-def _priced(functional: Functional, mesh: Mesh, found: Iterable[FloatArray]) -> list[Guess]:
+def _with_cost(functional: Functional, mesh: Mesh, paths: Iterable[FloatArray]) -> list[Guess]:
     whole = functional.on(mesh)
     with np.errstate(all="ignore"):
-        return [Guess(x, float(whole.cost(x - functional.base, 0)[0])) for x in found]
+        return [Guess(x, float(whole.cost(x - functional.base, 0)[0])) for x in paths]
 
 
 def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[FloatArray]:
-    """The straight line, then detours and paths by way of minima."""
+    """The straight line, then paths by way of minima and detours."""
     objective, theta0, T = problem.objective, problem.theta0, mesh.edges[-1]
     assert problem.end is not None
     end, way, share = problem.end, problem.end - theta0, (mesh.t / mesh.edges[-1])[:, None]
@@ -204,8 +205,8 @@ def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[Flo
             path = stop + (theta0 - stop) * left * (1 - right) + (end - stop) * right * (1 - left)
             path[0], path[-1] = theta0, end
             yield path + bend
-    if (turns := path_round(objective, theta0, end, mesh.t, pace)) is not None:
-        yield turns
+    if (circle := circling_path(objective, theta0, end, mesh.t, pace)) is not None:
+        yield circle
     size = float(np.linalg.norm(way))
     for side in _sides(len(way)) if size else ():
         for height in _DETOURS:
@@ -225,7 +226,7 @@ def _arc(theta0: FloatArray, way: FloatArray, top: FloatArray) -> Callable[..., 
 def _constant_speed(
     objective: Objective, curve: Callable[..., FloatArray], share: FloatArray
 ) -> FloatArray | None:
-    """A curve traversed at constant speed in the metric; None where the metric is no metric."""
+    """A curve traversed at constant speed in the metric; None where it is not positive definite."""
     u = np.linspace(0, 1, 1001)
     points = curve(u[:, None])
     moves, middle = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
@@ -241,38 +242,38 @@ def _constant_speed(
 def _stops(
     objective: Objective, theta0: FloatArray, end: FloatArray, horizon: float
 ) -> list[FloatArray]:
-    """Where a path may wait: its ends, and about where descent from there and from around leads."""
+    """Points where a path may wait: its ends, and the lowest of a few steps of descent."""
     middle, size = (theta0 + end) / 2, 1 + np.abs([theta0, end]).max()
     jet = rest_jet(objective.at_time(horizon / 2))
-    if len(end) > _FULL:
+    if len(end) > _MAX_HESSIAN_DIM:
         low = np.array([_downhill(jet, point) for point in (theta0, end, middle)])
     else:
         around = scattered(jet, middle, size, 12)
         low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
-    kept: list[FloatArray] = []
+    distinct: list[FloatArray] = []
     for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
-        if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in kept):
-            kept.append(point)
-    return [*kept[:_STOPS], theta0, end]
+        if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in distinct):
+            distinct.append(point)
+    return [*distinct[:_MAX_STOPS], theta0, end]
 
 
 def _downhill(jet: PointsJet, point: FloatArray) -> FloatArray:
-    """A lower point of many coordinates, by gradients alone."""
+    """A lower point of many coordinates, by gradients only."""
 
     def cost(x: FloatArray) -> tuple[float, FloatArray]:
         value, slope = jet(x[None], 1)
         return float(value[0]), slope[0]
 
     with np.errstate(all="ignore"):
-        found = minimize(cost, point, jac=True, method="L-BFGS-B", options={"maxiter": 50}).x
-    return np.asarray(found, dtype=np.float64)
+        low = minimize(cost, point, jac=True, method="L-BFGS-B", options={"maxiter": 50}).x
+    return np.asarray(low, dtype=np.float64)
 
 
-def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
+def overdamped_path(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
     """The overdamped path f - (eta k/gamma) G^-1 grad L, optimal for a large discount.
 
-    As it is only a guess, two digits are enough. NaN where it diverges.
+    To two digits, as it is only a guess; NaN where it diverges.
     """
     pace = objective.eta * objective.k / objective.gamma
     loss, metric, drift = objective.loss, objective.metric, objective.drift
@@ -286,19 +287,19 @@ def slow_flow(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatAr
     return _integrated(flow, theta, t)
 
 
-def carried(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
-    """The path of the drift alone, whose motion costs nothing; NaN where it diverges."""
+def drift_path(objective: Objective, theta: FloatArray, t: FloatArray) -> FloatArray:
+    """The path of the drift alone, at no kinetic cost; NaN where it diverges."""
     return _integrated(objective.drift_at, theta, t)
 
 
 def _integrated(
     flow: Callable[[FloatArray], FloatArray], theta: FloatArray, t: FloatArray
 ) -> FloatArray:
-    """The path of a flow to two digits, up to `_CALLS` evaluations; NaN where it diverges."""
+    """The path of a flow to two digits; NaN if it diverges or takes too many evaluations."""
     calls = itertools.count()
 
     def counted(_: float, x: FloatArray) -> FloatArray:
-        if next(calls) > _CALLS or np.abs(x).max() > far:
+        if next(calls) > _MAX_EVALUATIONS or np.abs(x).max() > far:
             raise FloatingPointError("no guess")
         return flow(x)
 
@@ -315,7 +316,7 @@ def _integrated(
                 atol=1e-4,
                 tfirst=True,
                 full_output=True,
-                mxstep=_CALLS,
+                mxstep=_MAX_EVALUATIONS,
             )
     except (FloatingPointError, np.linalg.LinAlgError):
         return nothing
@@ -329,14 +330,14 @@ def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
 
 @cache
 def _aside(dim: int) -> FloatArray:
-    """A direction of length one that favours no coordinate."""
+    """A unit vector in a generic direction."""
     aside = np.random.default_rng(0).normal(size=dim)
     return np.asarray(aside / np.linalg.norm(aside), dtype=np.float64)
 
 
 @cache
 def _sides(dim: int) -> FloatArray:
-    """Directions of detours: the axes, or a few at random in many dimensions, both ways."""
+    """Directions of detours, both ways: the axes, or a few random ones in many dimensions."""
     sides = np.eye(dim) if dim <= 4 else np.random.default_rng(1).normal(size=(4, dim))
     sides = sides / np.linalg.norm(sides, axis=1, keepdims=True)
     return np.concatenate([sides, -sides])

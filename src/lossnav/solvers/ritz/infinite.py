@@ -19,36 +19,43 @@ from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
 from lossnav.solvers.ritz.cycles import check_no_cycle
 from lossnav.solvers.ritz.ends import End, descend, ends_near, rate, rest_jet
-from lossnav.solvers.ritz.finite import COARSE, best_of, contenders, crawls
-from lossnav.solvers.ritz.guesses import bump, carried, indirect, is_thorough, near, runs_away
+from lossnav.solvers.ritz.finite import COARSE, best_of, contenders, is_slow
+from lossnav.solvers.ritz.guesses import (
+    bump,
+    drift_path,
+    end_guesses,
+    indirect_paths,
+    is_thorough,
+    runs_away,
+)
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.ritz.refinement import SLOW, refine, trajectory
-from lossnav.solvers.ritz.windows import APPROACH, is_late, solve_undirected, window
+from lossnav.solvers.ritz.windows import APPROACH, is_late, solve_without_end, window
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     from lossnav.solvers.ritz import Ritz
 
-_LED = 4
-"""How many indirect ways to an end are solved, for this many ends: those of the best paths."""
-_CARRIED = 100.0
-"""For how long the drift carries a path, in units of the fastest change at its start."""
-_FAR = 4.0
-"""An end that a path reaches after this many times the time that matters is not tried."""
+_INDIRECT = 4
+"""The most indirect first paths solved for an end, and the most ends they are tried for."""
+_DRIFT_TIMES = 100.0
+"""Duration of the path of the drift, in units of the fastest time constant at its start."""
+_MAX_TRAVEL = 4.0
+"""Ends that take longer to reach than this many times the time that matters are not tried."""
 
 
 def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     objective, theta0, tol = problem.objective, problem.theta0, problem.tol
-    found: list[Trajectory] = []
-    places = [*near(ritz, objective, theta0), *_downstream(ritz, objective, theta0)]
+    paths: list[Trajectory] = []
+    places = [*end_guesses(ritz, objective, theta0), *_downstream(ritz, objective, theta0)]
     ends, reasons = ends_near(objective, places)
     time = window(objective, tol)
     coarse: list[Minimum] = []
     pace = rate(objective, theta0)
     for end in ends:
         try:
-            if is_late(end, time) or _horizon(objective, theta0, end) > _FAR * time:
+            if is_late(end, time) or _horizon(objective, theta0, end) > _MAX_TRAVEL * time:
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
             coarse.append(_to_end(ritz, problem, end, ends, pace))
         except ValueError as error:
@@ -56,35 +63,35 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
     coarse.sort(key=_rank)
     if is_thorough(ritz, theta0):
-        lowest = [one for one in coarse if _rank(one)[0] == _rank(coarse[0])[0]][:_LED]
-        coarse[: len(lowest)] = [_led(ritz, problem, one, coarse) for one in lowest]
+        lowest = [path for path in coarse if _rank(path)[0] == _rank(coarse[0])[0]][:_INDIRECT]
+        coarse[: len(lowest)] = [_improved(ritz, problem, path, coarse) for path in lowest]
         coarse.sort(key=_rank)
-    hopeful = _hopeful(coarse, ritz.margin)
-    for place, one in enumerate(coarse):
-        if found and place >= hopeful:
+    promising = _contender_count(coarse, ritz.margin)
+    for index, start in enumerate(coarse):
+        if paths and index >= promising:
             break
         try:
-            found.append(_refined(ritz, one, ends, tol, found))
+            paths.append(_refined(ritz, start, ends, tol, paths))
         except ValueError as error:
             reasons.append(error)
     late = any(is_late(end, time) for end in ends)
-    if not found and ends and not late and ritz.margin < 1:  # too many were given up
+    if not paths and ends and not late and ritz.margin < 1:  # too many were pruned
         return solve_infinite(replace(ritz, margin=1.0), problem)
     cheap = time * pace <= 400
     # With a drift the best path need not come to rest, so paths that do not are tried too.
-    if objective.gamma and (not found or late or (cheap and objective.drift is not None)):
-        rival = best_of(found) if found and ritz.margin < 1 else None
+    if objective.gamma and (not paths or late or (cheap and objective.drift is not None)):
+        rival = best_of(paths) if paths and ritz.margin < 1 else None
         try:
-            found.append(solve_undirected(ritz, problem, ends, rival, found))
+            paths.append(solve_without_end(ritz, problem, ends, rival, paths))
         except ValueError:
-            if not found:
+            if not paths:
                 raise
-    if not found:
+    if not paths:
         why = reasons[0] if reasons else "descent from many starts reached no minimum of the loss."
         raise ValueError(
             f"No end for an endless path was found: {why} Give ends or a finite horizon."
         )
-    best = best_of(found)
+    best = best_of(paths)
     if best.status is Status.UNBOUNDED or (
         is_thorough(ritz, theta0) and _runs_away(objective, theta0, time, pace, best.J)
     ):
@@ -100,7 +107,7 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
 def _runs_away(
     objective: Objective, theta0: FloatArray, time: float, pace: float, J: float
 ) -> bool:
-    """Whether excursions, over the time that matters, cost ever less."""
+    """Whether the cost of excursions over the time that matters falls without end."""
     if not objective.gamma:
         return False
     mesh = Mesh(graded(time, max(pace, objective.gamma), slow=objective.gamma), 3)
@@ -108,95 +115,97 @@ def _runs_away(
 
 
 def _downstream(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
-    """Points of rest near which the drift alone carries a path, at no cost of motion."""
+    """Points of rest near the path of the drift alone, which has no kinetic cost."""
     if objective.drift is None or ritz.ends is not None or not is_thorough(ritz, theta0):
         return []
-    t = np.concatenate([[0.0], np.geomspace(1, _CARRIED, 8) / rate(objective, theta0)])
-    path = carried(objective, theta0, t)
+    t = np.concatenate([[0.0], np.geomspace(1, _DRIFT_TIMES, 8) / rate(objective, theta0)])
+    path = drift_path(objective, theta0, t)
     points = descend(rest_jet(objective), path[np.isfinite(path).all(axis=1)][1:])
     far = 1e6 * (1 + float(np.abs(theta0).max()))
     return [point for point in points if np.abs(point).max() <= far]
 
 
-def _rank(one: Minimum) -> tuple[float, float]:
-    return round(one.functional.rest, 9), one.J
+def _rank(path: Minimum) -> tuple[float, float]:
+    return round(path.functional.rest, 9), path.J
 
 
-def _led(ritz: Ritz, problem: PathProblem, one: Minimum, coarse: Sequence[Minimum]) -> Minimum:
-    """The best of a coarse path and of those that indirect ways to its end lead to."""
-    others = [other for other in coarse if other is not one]
-    best = _searched(ritz, one, others)
-    for first in others[: _LED - 1]:
+def _improved(
+    ritz: Ritz, problem: PathProblem, path: Minimum, coarse: Sequence[Minimum]
+) -> Minimum:
+    """The best of a coarse path and the paths from indirect first paths to its end."""
+    others = [other for other in coarse if other is not path]
+    best = _try_indirect(ritz, path, others)
+    for stopover in others[: _INDIRECT - 1]:
         try:
-            way = _by_way_of(ritz, problem, first, one, others if first is others[0] else ())
-            best = _best(ritz, best, [way])
+            search = others if stopover is others[0] else ()
+            way = _by_way_of(ritz, problem, stopover, path, search)
+            best = _best_from(ritz, best, [way])
         except ValueError:
             continue
     return best
 
 
-def _searched(ritz: Ritz, one: Minimum, others: Sequence[Minimum]) -> Minimum:
-    """The best of a coarse path and those from other first paths on the same mesh."""
-    ways = indirect(one.functional, one.mesh, _places(others), _LED)
-    return _best(ritz, one, [(one.mesh, way) for way in ways])
+def _try_indirect(ritz: Ritz, path: Minimum, others: Sequence[Minimum]) -> Minimum:
+    """The best of a coarse path and the paths from indirect first paths on the same mesh."""
+    places = [other.functional.end.theta for other in others if other.functional.end is not None]
+    ways = indirect_paths(path.functional, path.mesh, places, _INDIRECT)
+    return _best_from(ritz, path, [(path.mesh, way) for way in ways])
 
 
-def _best(ritz: Ritz, one: Minimum, starts: Sequence[tuple[Mesh, FloatArray]]) -> Minimum:
-    tries, end = [one], one.functional.end
+def _best_from(ritz: Ritz, path: Minimum, starts: Sequence[tuple[Mesh, FloatArray]]) -> Minimum:
+    tries, functional, end = [path], path.functional, path.functional.end
     assert end is not None
-    for mesh, path in starts:
-        found = minimise(one.functional, mesh, path, min(ritz.iterations, 2 * SLOW), COARSE)
-        if _arrived(found, end):
-            tries.append(found)
+    for mesh, points in starts:
+        result = minimise(functional, mesh, points, min(ritz.iterations, 2 * SLOW), COARSE)
+        if _arrived(result, end):
+            tries.append(result)
     return min(tries, key=_rank)
-
-
-def _places(found: Sequence[Minimum]) -> list[FloatArray]:
-    return [one.functional.end.theta for one in found if one.functional.end is not None]
 
 
 def _by_way_of(
     ritz: Ritz,
     problem: PathProblem,
-    first: Minimum,
-    one: Minimum,
+    stopover: Minimum,
+    last: Minimum,
     others: Sequence[Minimum],
 ) -> tuple[Mesh, FloatArray]:
-    """A path that goes to the end of ``first``, and at once on to that of ``one``.
+    """A path by way of the end of ``stopover`` to that of ``last``.
 
-    With ``others``, the way from the one to the other is searched more thoroughly. A ValueError
-    says that to go on costs more than to stay.
+    With ``others``, the second leg is also searched for by way of their ends.
+
+    Raises:
+        ValueError: Staying at the stopover costs less than going on.
     """
-    stop, end = first.functional.end, one.functional.end
+    stop, end = stopover.functional.end, last.functional.end
     assert stop is not None
     assert end is not None
     onward = replace(problem, theta0=stop.theta)
     pace = rate(problem.objective, stop.theta)
-    longest = float(first.mesh.edges[-1] + one.mesh.edges[-1])
+    longest = float(stopover.mesh.edges[-1] + last.mesh.edges[-1])
     leg = _to_end(ritz, onward, end, [end], pace, longest)
     if others:
-        leg = _searched(ritz, leg, [other for other in others if other is not first])
+        leg = _try_indirect(ritz, leg, [other for other in others if other is not stopover])
     if problem.objective.gamma and leg.J > float(stop.policy.value(stop.theta)):
-        raise ValueError(f"To stay at {stop.theta} costs less than to go on.")
-    gap = np.linalg.norm(first.points - stop.theta, axis=1)
-    reached = first.mesh.t[np.argmax(gap <= 0.1 * gap[0])]
-    edges = first.mesh.edges[first.mesh.edges < reached]
+        raise ValueError(f"Staying at {stop.theta} costs less than going on.")
+    gap = np.linalg.norm(stopover.points - stop.theta, axis=1)
+    reached = stopover.mesh.t[np.argmax(gap <= 0.1 * gap[0])]
+    edges = stopover.mesh.edges[stopover.mesh.edges < reached]
     mesh = Mesh(np.concatenate([edges, reached + leg.mesh.edges]), leg.mesh.degree)
-    early = first.mesh.sample(first.points, np.minimum(mesh.t, reached))
+    early = stopover.mesh.sample(stopover.points, np.minimum(mesh.t, reached))
     later = leg.mesh.sample(leg.points, np.maximum(mesh.t - reached, 0.0))
     return mesh, early + later - stop.theta
 
 
-def _hopeful(ranked: Sequence[Minimum], margin: float) -> int:
-    """The number of coarse paths, best first, that may still be the best."""
+def _contender_count(ranked: Sequence[Minimum], margin: float) -> int:
+    """The number of coarse paths, best first, that may still be the best after refinement."""
     if margin >= 1 or not ranked:
         return len(ranked)
     best = ranked[0].functional
     floor = 0.0  # without discount, the cost of rest is already subtracted
     if best.objective.gamma:
-        ends = [one.functional.end for one in ranked]
+        ends = [path.functional.end for path in ranked]
         floor = min(float(end.policy.value(end.theta)) for end in ends if end is not None)
-    same = [one for one in ranked if one.functional.rest - best.rest <= 1e-9]
+    same = [path for path in ranked if path.functional.rest - best.rest <= 1e-9]
     return len(contenders(same, margin, floor))
 
 
@@ -212,8 +221,8 @@ def _to_end(
     objective, theta0 = problem.objective, problem.theta0
     functional, fast = Functional(objective, theta0, end=end), max(end.fast, pace0)
 
-    def hopeless(result: Minimum) -> bool:
-        return ritz.margin < 1 and _lingers(result, [one for one in ends if one is not end])
+    def should_prune(result: Minimum) -> bool:
+        return ritz.margin < 1 and _lingers(result, [x for x in ends if x is not end])
 
     widest = max(end.slow, objective.gamma / 0.75)
     horizon = min(_horizon(objective, theta0, end), longest)
@@ -226,12 +235,12 @@ def _to_end(
         if ritz.guess is not None:
             guesses.append(ritz.guess(mesh.t))
         tries = [
-            minimise(functional, mesh, guess, min(ritz.iterations, 2 * SLOW), COARSE, hopeless)
+            minimise(functional, mesh, guess, min(ritz.iterations, 2 * SLOW), COARSE, should_prune)
             for guess in guesses
         ]
         result = min(tries, key=lambda m: (not _arrived(m, end), m.J))
         interrupted = result.status is Status.INTERRUPTED
-        if not interrupted and hopeless(result):
+        if not interrupted and should_prune(result):
             break
         if _arrived(result, end) or interrupted:
             return result
@@ -243,33 +252,26 @@ def _to_end(
 
 
 def _horizon(objective: Objective, theta0: FloatArray, end: End) -> float:
-    """A time in which a path settles at ``end``."""
-    return max(APPROACH / end.slow, 4 * _travel_time(objective, theta0, end))
-
-
-def _travel_time(objective: Objective, theta0: FloatArray, end: End) -> float:
-    """About how long a path takes to an end that lies lower; far from the end it may be slow."""
-    fall = float(objective.potential(theta0) - objective.potential(end.theta))
-    way = float(np.linalg.norm(theta0 - end.theta))
-    if not 0 < fall < math.inf:
-        return 0.0
-    return way / math.sqrt(2 * objective.eta * fall) + objective.gamma * way**2 / (
-        objective.eta * fall
-    )
+    """A time in which a path settles at ``end``, including the way to it from far away."""
+    fall = objective.eta * float(objective.potential(theta0) - objective.potential(end.theta))
+    way, travel = float(np.linalg.norm(theta0 - end.theta)), 0.0
+    if 0 < fall < math.inf:
+        travel = way / math.sqrt(2 * fall) + objective.gamma * way**2 / fall
+    return max(APPROACH / end.slow, 4 * travel)
 
 
 def _refined(
-    ritz: Ritz, coarse: Minimum, ends: Sequence[End], tol: float, found: Sequence[Trajectory]
+    ritz: Ritz, coarse: Minimum, ends: Sequence[End], tol: float, paths: Sequence[Trajectory]
 ) -> Trajectory:
-    """The best path that comes to rest at an end; an error where one of ``found`` is better."""
+    """The best path to an end; a ValueError if one of ``paths`` is better."""
     others = [end for end in ends if end is not coarse.functional.end]
 
-    def hopeless(result: Minimum) -> bool:
-        if not found:
+    def should_prune(result: Minimum) -> bool:
+        if not paths:
             return False
-        return (ritz.margin < 1 and _lingers(result, others)) or crawls(result, found)
+        return (ritz.margin < 1 and _lingers(result, others)) or is_slow(result, paths)
 
-    result, error = refine(coarse, tol, stretch=1.5, hopeless=hopeless, **ritz.limits)
+    result, error = refine(coarse, tol, stretch=1.5, should_prune=should_prune, **ritz.limits)
     if _waits(result, others):
         raise ValueError(f"The best path to {result.points[-1]} rests at another end first.")
     return trajectory(result, error)
@@ -287,7 +289,7 @@ def _arrived(result: Minimum, end: End) -> bool:
 
 
 def _waits(result: Minimum, others: Sequence[End]) -> bool:
-    """Whether the path rests at another end first, so that its cost is that of resting there."""
+    """Whether the path rests at another end first, at the cost of resting there."""
     for other in others:
         near = np.linalg.norm(result.points - other.theta, axis=-1)
         if near[1:].min() <= 1e-3 * (1 + np.linalg.norm(other.theta)) < near[0]:
@@ -298,13 +300,13 @@ def _waits(result: Minimum, others: Sequence[End]) -> bool:
 def _lingers(result: Minimum, others: Sequence[End]) -> bool:
     """Whether a coarse path stays near another end for longer than it takes to settle there.
 
-    On longer meshes it would wait there ever longer, and cost what resting there costs.
+    On longer meshes it would wait there ever longer, at the cost of resting there.
     """
     if not others:
         return False
     points = result.points
     near = 0.05 * float(np.ptp(points, axis=0).max())
-    places, slow = np.array([one.theta for one in others]), np.array([one.slow for one in others])
+    places, slow = np.array([end.theta for end in others]), np.array([end.slow for end in others])
     close = np.square(points - places[:, None]).sum(axis=-1) <= near**2
     stays = (close[:, 1:] & close[:, :-1]) @ np.diff(result.mesh.t)
     return bool((stays * slow >= 3.0).any())

@@ -27,7 +27,7 @@ class Reference(NamedTuple):
     slope: FloatArray  # (gauss, points): derivatives likewise
     speed: FloatArray  # (points, points): derivatives at the Lobatto points
     modes: FloatArray  # (p + 1, points): Legendre coefficients
-    waves: FloatArray  # (p + 1, points): Chebyshev coefficients
+    chebyshev: FloatArray  # (p + 1, points): Chebyshev coefficients
 
 
 @cache
@@ -45,7 +45,7 @@ def reference(degree: int) -> Reference:
         slope=legendre.legvander(gauss, degree - 1) @ slopes,
         speed=legendre.legvander(x, degree - 1) @ slopes,
         modes=modes,
-        waves=np.linalg.inv(chebyshev.chebvander(x, degree)),
+        chebyshev=np.linalg.inv(chebyshev.chebvander(x, degree)),
     )
 
 
@@ -91,7 +91,7 @@ class Mesh:
         return points[self._index]
 
     def gather(self, parts: FloatArray) -> FloatArray:
-        """Add up contributions ``(E, p + 1, D)`` of elements to shared points."""
+        """Sum contributions ``(E, p + 1, D)`` of elements at shared points."""
         p = self.degree
         total = np.zeros((len(self.widths) * p + 1, parts.shape[-1]))
         total[:-1] = parts[:, :-1].reshape(-1, parts.shape[-1])
@@ -103,9 +103,9 @@ class Mesh:
         where = np.clip(np.searchsorted(self.edges, t, side="right") - 1, 0, len(self.widths) - 1)
         inside = 2 * (t - self.edges[where]) / self.widths[where] - 1
         angle = np.arccos(np.clip(inside, -1, 1))
-        waves = np.cos(angle[..., None] * np.arange(self.degree + 1))  # Chebyshev's polynomials
-        coefficients = self.reference.waves @ self.local(points)
-        return (waves[..., None, :] @ coefficients[where])[..., 0, :]
+        basis = np.cos(angle[..., None] * np.arange(self.degree + 1))  # Chebyshev polynomials
+        coefficients = self.reference.chebyshev @ self.local(points)
+        return (basis[..., None, :] @ coefficients[where])[..., 0, :]
 
     def velocity(self, points: FloatArray) -> FloatArray:
         """The velocity at the points ``(E p + 1, D)``; between elements, that of the later one."""
@@ -132,7 +132,7 @@ class Mesh:
 
 
 def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:
-    """Edges that start as fine as the rate ``fast`` needs and widen to what ``slow`` allows."""
+    """Edges whose spacing grows from the time constant of ``fast`` to that of ``slow``."""
     first, widest = min(2.0 / fast, horizon), min(2.0 / slow, horizon)
     edges, width = [0.0], first
     while edges[-1] + width < horizon and len(edges) < 2000:
@@ -156,7 +156,7 @@ def element_jets(
     quadrature points; ``jets`` holds the running cost there and its derivatives in (theta, v).
 
     Returns:
-        Sum, gradients ``(E, n, D)`` and Hessians ``(E, n D, n D)``, as far as ``jets`` go.
+        Sum, gradients ``(E, n, D)`` and Hessians ``(E, n D, n D)``, up to the order of ``jets``.
     """
     (count, q), n, h = weight.shape, value.shape[1], widths[:, None, None]
     results = [np.asarray(np.vdot(weight, jets[0]))]

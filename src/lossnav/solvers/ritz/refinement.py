@@ -24,10 +24,10 @@ from lossnav.solvers.trajectory import Interpolant, Status, Trajectory, initial_
 
 SLOW = 20
 """More Newton steps than this on a refined mesh suggest that J is nearly flat."""
-_RETIMED = 4
-"""How often a path that converges slowly is moved in time on one mesh."""
-_NARROWEST = 1e-2
-"""The least width of an element whose time is shared out again, in units of the mean."""
+_MAX_RETIMINGS = 4
+"""The most times that a slowly converging path is moved in time on one mesh."""
+_MIN_WIDTH = 1e-2
+"""The least width of a redistributed element, in units of the mean."""
 ROUNDING = 1e-12
 """The smallest error that is reported."""
 AT_REST = 1e3 * UNIT_ROUNDOFF
@@ -35,8 +35,7 @@ AT_REST = 1e3 * UNIT_ROUNDOFF
 SLOW_START = 1e-3
 """A path that starts slower than this fraction of its largest speed starts at rest."""
 ROUNDINGS = 8
-"""Roundings of a coordinate in the initial velocity: of a point, its interpolation and the forces
-there, twice."""
+"""Roundings of a coordinate in the initial velocity: point, interpolation, forces; twice each."""
 
 
 class Errors(NamedTuple):
@@ -65,15 +64,18 @@ def refine(
     stretch: float,
     iterations: int,
     rounds: int,
-    hopeless: Callable[[Minimum], bool] = lambda result: False,
+    should_prune: Callable[[Minimum], bool] = lambda result: False,
 ) -> tuple[Minimum, Errors]:
     """The path to a relative accuracy of ``tol``, from a coarse one, and its estimated errors.
 
     The velocity of a path that starts at rest need only be right to ``sqrt(tol)`` of its largest
-    speed: the time at which it leaves, and with it the velocity, changes J at second order.
+    speed: the time of departure, and with it the velocity, changes J at second order.
 
     The first solution has a ``degree`` lower by two. On an infinite horizon the mesh grows by the
-    factor ``stretch`` in each round. A ValueError says that the path is ``hopeless``.
+    factor ``stretch`` in each round.
+
+    Raises:
+        ValueError: The path is pruned by ``should_prune``.
     """
     error = UNKNOWN
     if result.status is Status.INTERRUPTED:
@@ -89,12 +91,12 @@ def refine(
             mesh = _finer(result, degree, tol, stretch)
             points = _interpolant(result)(mesh.t)
         patience = min(iterations, 2 * SLOW)
-        new = minimise(result.functional, mesh, points, patience, accuracy, hopeless)
-        for _ in range(_RETIMED):
-            if new.iterations <= SLOW or new.functional.end is not None or hopeless(new):
+        new = minimise(result.functional, mesh, points, patience, accuracy, should_prune)
+        for _ in range(_MAX_RETIMINGS):
+            if new.iterations <= SLOW or new.functional.end is not None or should_prune(new):
                 break
             mesh, points = _retimed(new)
-            new = minimise(result.functional, mesh, points, patience, accuracy, hopeless)
+            new = minimise(result.functional, mesh, points, patience, accuracy, should_prune)
         reached, rounding = False, Errors(0.0, 0.0)
         if not first:
             error = _difference(new, result)
@@ -103,9 +105,9 @@ def refine(
             loose = math.sqrt(tol) if _starts_at_rest(new) else tol
             reached = error.J <= max(tol, rounding.J)
             reached = reached and error.velocity0 <= max(loose, rounding.velocity0)
-        if not reached and new.status is not Status.INTERRUPTED and hopeless(new):
+        if not reached and new.status is not Status.INTERRUPTED and should_prune(new):
             raise ValueError("Another path is better.")
-        # A path whose timing hardly matters converges slowly; on a finer mesh it may go on.
+        # A path whose timing hardly matters converges slowly, and may converge on a finer mesh.
         change = 0.1 if new.iterations > SLOW else 1e-2
         slow = new.status is Status.ITERATIONS and abs(new.J - result.J) <= change * abs(result.J)
         if not (slow or new.status is Status.CONVERGED):
@@ -120,7 +122,7 @@ def refine(
 
 
 def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
-    """The path with its middle moved in time, mesh and all, to where J is least.
+    """The path and its mesh with the middle shifted in time to the least J.
 
     Between long rests, J hardly depends on the time of a transition, and Newton's method, whose
     steps are straight, moves it slowly.
@@ -130,9 +132,9 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
     best, least = edges, result.J
     objective = functional.objective
     if not (objective.gamma or objective.discount or objective.loss.timed):
-        shared = _shared_out(result)
-        if float(functional.on(Mesh(shared, degree)).cost(moves, 0)[0]) < least:
-            return Mesh(shared, degree), result.points
+        mesh = Mesh(_equal_energy_edges(result), degree)
+        if float(functional.on(mesh).cost(moves, 0)[0]) < least:
+            return mesh, result.points
     for ramp in (T / 4, T / 16, T / 64):
         share = np.minimum(1.0, np.minimum(edges, T - edges) / ramp)
         for step in (T / 128, -T / 128):
@@ -144,38 +146,41 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
     return Mesh(best, degree), result.points
 
 
-def _shared_out(result: Minimum) -> FloatArray:
-    r"""Edges between which a curve, traversed without discount, costs least.
+def _equal_energy_edges(result: Minimum) -> FloatArray:
+    r"""The edges that minimise the cost of a given curve without discount.
 
     In an element of width w, motion without drift costs A/w and the rest of the running cost C w.
-    With a given sum of widths, the best are :math:`w = \sqrt{A/(C + E)}`, with the same energy E.
+    For a fixed sum of widths, the least is at :math:`w = \sqrt{A/(C + E)}`, with one energy E.
     """
     functional, mesh = result.functional, result.mesh
     at, pace = functional.on(mesh).states(result.points - functional.base)
-    there, back, still = (
+    forward, backward, still = (
         running_jet(functional.objective, at, sign * pace, 0)[0] @ mesh.reference.weights
         for sign in (1, -1, 0)
     )
     widths, T = mesh.widths, float(mesh.edges[-1])
-    A, least = np.maximum((there + back) / 2 - still, 0.0) * widths**2, _NARROWEST * T / len(widths)
+    A, least = (
+        np.maximum((forward + backward) / 2 - still, 0.0) * widths**2,
+        _MIN_WIDTH * T / len(widths),
+    )
 
-    def wide(energy: float) -> FloatArray:
+    def widths_at(energy: float) -> FloatArray:
         return np.maximum(np.sqrt(A / (still - still.min() + energy)), least)
 
     low, high = -700.0, 700.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if wide(math.exp(middle)).sum() > T else (low, middle)
-    found = wide(math.exp(high))
-    return np.concatenate([[0.0], np.cumsum(found) * (T / found.sum())])
+        low, high = (middle, high) if widths_at(math.exp(middle)).sum() > T else (low, middle)
+    best = widths_at(math.exp(high))
+    return np.concatenate([[0.0], np.cumsum(best) * (T / best.sum())])
 
 
 def compare(result: Minimum, iterations: int) -> Errors:
     """The errors of a solution on a given mesh, by comparison with a lower degree."""
     lower = result.mesh.raised(result.mesh.degree - 1)
     points = result.mesh.raise_points(result.points, lower.degree)
-    other = minimise(result.functional, lower, points, iterations)
-    return _difference(result, other).with_rounding(_rounding(result))
+    coarse = minimise(result.functional, lower, points, iterations)
+    return _difference(result, coarse).with_rounding(_rounding(result))
 
 
 def _finer(result: Minimum, degree: int, tol: float, stretch: float) -> Mesh:
@@ -204,7 +209,7 @@ def _interpolant(result: Minimum) -> Interpolant:
 def _difference(new: Minimum, old: Minimum) -> Errors:
     """The relative changes of the initial velocity and of J."""
     moved = np.linalg.norm(new.velocity0 - old.velocity0)
-    speed, height = _sizes(new)
+    speed, height = _scales(new)
     return Errors(float(moved) / speed, abs(new.J - old.J) / height)
 
 
@@ -212,19 +217,19 @@ def _rounding(result: Minimum) -> Errors:
     r"""The part of such a difference that rounding explains.
 
     A point is stored to :math:`u|\theta|`; the velocity changes by the fastest rate times that, and
-    by what the rounded gradient of J leaves open.
+    with the rounding of the gradient of J (`_velocity_rounding`).
     """
-    speed, height = _sizes(result)
+    speed, height = _scales(result)
     stored = ROUNDINGS * UNIT_ROUNDOFF * float(np.abs(result.points).max())
     stored *= rate(result.functional.objective, result.functional.theta0)
-    return Errors((stored + _undecided(result)) / speed, 2 * result.rounding() / height)
+    return Errors((stored + _velocity_rounding(result)) / speed, 2 * result.rounding() / height)
 
 
-def _undecided(result: Minimum) -> float:
-    r"""How far the initial velocity moves when the gradient of J changes by its rounding error.
+def _velocity_rounding(result: Minimum) -> float:
+    r"""The change of the initial velocity when the gradient of J changes by its rounding error.
 
     The sums of :math:`H x` round to about :math:`u\,|H||x|` in each entry. Where J is nearly flat,
-    as in the time at which a path leaves a rest, this moves the minimum far.
+    as in the time of departure from a rest, this moves the minimum far.
     """
     functional, mesh = result.functional, result.mesh
     moves = result.points - functional.base
@@ -239,7 +244,7 @@ def _undecided(result: Minimum) -> float:
     side = UNIT_ROUNDOFF * times(abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
     try:
         moved = times(blocks, solve_elements(blocks, side, functional.free))[0]
-    except np.linalg.LinAlgError:  # no minimum, which the status says
+    except np.linalg.LinAlgError:  # no minimum, as the status reports
         return 0.0
     both = (
         initial_velocity(functional.objective, functional.theta0, slope[0] + by * moved)
@@ -248,8 +253,8 @@ def _undecided(result: Minimum) -> float:
     return float(np.linalg.norm(np.subtract(*both)))
 
 
-def _sizes(result: Minimum) -> tuple[float, float]:
-    """Sizes of the velocity and of J; for a path at rest, those that its coordinates suggest."""
+def _scales(result: Minimum) -> tuple[float, float]:
+    """Scales of the velocity and of J; for a path at rest, from the size of its coordinates."""
     size = float(np.abs(result.points).max())
     if float(np.ptp(result.points, axis=0).max()) > AT_REST * size:
         speed = float(np.linalg.norm(result.velocity0))
@@ -280,7 +285,7 @@ def trajectory(result: Minimum, error: Errors) -> Trajectory:
         J=result.J,
         status=result.status,
         error=error.largest,
-        J_error=error.J * _sizes(result)[1],
+        J_error=error.J * _scales(result)[1],
         interpolate=_interpolant(result),
         end=result.points[-1] if functional.end is None else functional.end.theta,
         rest=functional.rest,

@@ -1,12 +1,12 @@
 """Data sets by name: from your own folder, from the cache, or downloaded.
 
-They are searched for in this order:
+Data sets are searched for in this order:
 
 1. ``$LOSSNAV_DATA``: a folder with ``mnist.npz``, ``fashion_mnist.npz``, ``cifar10.npz`` (each with
    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, uint8) and ``tinyshakespeare.txt``;
 2. the cache: ``lossnav`` in ``$XDG_CACHE_HOME`` or ``~/.cache``, or in ``%LOCALAPPDATA%`` on
    Windows;
-3. the data set's home on the web, unless ``LOSSNAV_OFFLINE=1``; downloads are checked and cached.
+3. the data set's public source, unless ``LOSSNAV_OFFLINE=1``; downloads are checked and cached.
 
 The digits come with scikit-learn, and the text ``"python"`` with Python. A missing data set is an
 error, never replaced silently; `substitute` is for programs that fall back to another and say so.
@@ -61,7 +61,7 @@ def load(name: str) -> ImageData:
     1,797 digits, a fixed choice of 1,437 is for training.
 
     Raises:
-        DataError: A ValueError that says where they were searched for.
+        DataError: A ValueError that lists the places searched.
 
     Examples:
         >>> digits = load("digits")
@@ -69,7 +69,7 @@ def load(name: str) -> ImageData:
         ((1437, 8, 8), (360, 8, 8), 16)
     """
     checks.choice("data set", name, IMAGES)
-    return _digits() if name == "digits" else _images(name, _located(name))
+    return _digits() if name == "digits" else _images(name, _find_file(name))
 
 
 def load_text(name: str = "tinyshakespeare") -> str:
@@ -82,11 +82,11 @@ def load_text(name: str = "tinyshakespeare") -> str:
         DataError: As `load`.
     """
     checks.choice("text", name, TEXTS)
-    return _python() if name == "python" else _text(name, _located(name))
+    return _python() if name == "python" else _text(name, _find_file(name))
 
 
 def available(name: str) -> bool:
-    """Whether a data set is on this machine, so that nothing has to be downloaded."""
+    """Whether a data set is on this machine and needs no download."""
     checks.choice("data set", name, [*IMAGES, *TEXTS])
     return name in BUNDLED or stored(HOMES[name]) is not None
 
@@ -121,7 +121,7 @@ def stored(home: Home) -> Path | None:
     return None
 
 
-def _located(name: str) -> Path:
+def _find_file(name: str) -> Path:
     """The file of a data set, downloaded first if necessary."""
     home = HOMES[name]
     path = stored(home)
@@ -187,7 +187,7 @@ def _text(name: str, path: Path) -> str:
 
 @functools.cache
 def _python() -> str:
-    # In an arbitrary, fixed order, so that training and test modules do not differ by initial.
+    # In a fixed, arbitrary order, so that training and test modules do not differ by initial.
     folder = Path(os.__file__).parent
     files = sorted(folder.glob("*.py"), key=lambda path: zlib.crc32(path.name.encode()))
     if not files:

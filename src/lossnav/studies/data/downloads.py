@@ -1,7 +1,7 @@
 """Downloads of public data sets, checked by digest, and their conversion to our files.
 
-A digest is that of the unpacked content, not of the archive: mirrors that pack the same bytes in
-another way are equally good. Nothing is stored that is not complete and right.
+A digest is that of the unpacked content, not of the archive, so that mirrors may pack the same
+bytes differently. Only complete, verified files are stored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Home:
         format: ``"idx"``, ``"cifar"`` or ``"text"``: how its contents become ``file``.
         urls: Addresses; the next is tried if one fails. Those that end in ``.tar.gz`` hold
             all contents, others one, whose name stands for ``{name}``; ``.gz`` are gzipped.
-        contents: Name and SHA-256 of each file that is wanted, unpacked.
+        contents: Name and SHA-256 of each file needed, unpacked.
     """
 
     file: str
@@ -83,7 +83,7 @@ def _fetch_one(home: Home) -> dict[str, bytes]:
     for template in home.urls:
         url = template.format(name=next(iter(home.contents)))
         try:
-            return _checked(home, url, _received(url))
+            return _verified(home, url, _received(url))
         except DataError as error:
             failures.append(f"{url} {error}")
         except _BROKEN as error:
@@ -103,21 +103,21 @@ def _received(url: str) -> IO[bytes]:
     return io.BytesIO(raw)
 
 
-def _checked(home: Home, url: str, archive: IO[bytes]) -> dict[str, bytes]:
-    found = {}
+def _verified(home: Home, url: str, archive: IO[bytes]) -> dict[str, bytes]:
+    contents = {}
     for name, file in _unpacked(home, url, archive):
-        found[name] = file.read(MOST + 1)
-        if len(found[name]) > MOST:
+        contents[name] = file.read(MOST + 1)
+        if len(contents[name]) > MOST:
             raise DataError(f"unpacks to more than the {MOST:,} bytes that are allowed")
-        digest, right = hashlib.sha256(found[name]).hexdigest(), home.contents[name]
+        digest, right = hashlib.sha256(contents[name]).hexdigest(), home.contents[name]
         if digest != right:
             raise DataError(
                 f"has a {name} that is not the published one (SHA-256 {digest[:12]}..., but "
                 f"{right[:12]}... is right)"
             )
-    for name in home.contents.keys() - found.keys():
+    for name in home.contents.keys() - contents.keys():
         raise DataError(f"has no {name}")
-    return found
+    return contents
 
 
 def _unpacked(home: Home, url: str, archive: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -133,7 +133,7 @@ def _unpacked(home: Home, url: str, archive: IO[bytes]) -> Iterator[tuple[str, I
 
 
 def _reason(error: BaseException) -> str:
-    """The message of an error, without the wrapping of urllib."""
+    """The message of an error, unwrapped from urllib's."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):

@@ -1,7 +1,7 @@
 """Engines run trials: in this process, in processes of this machine, or on a Ray cluster.
 
-An engine is given trials and yields their results as they end. A process that dies loses only its
-own trial, which is run again. The numbers do not depend on the engine.
+An engine takes trials and yields their results as they end. A process that dies loses only its own
+trial, which is run again. The numbers do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from lossnav.studies.trial import Result, Trial
 
 _PROGRESS = struct.Struct("<qqd")
 ATTEMPTS = 3
-"""Times that a trial is started before it is given up, if its process keeps dying."""
+"""Number of times that a trial is started, if its process keeps dying."""
 NAMES = ("joblib", "ray", "serial", "torchrun")
 Report = Callable[[int, int, float], None]
 """Called with the step, the number of steps and the loss."""
 PRESSES = 3
-"""Times that Ctrl-C is pressed until the program exits at once, whatever it is doing."""
-_open: list[Callable[[], None]] = []  # the check of the block that is open, if one is
+"""Number of presses of Ctrl-C after which the program exits at once."""
+_deferred_checks: list[Callable[[], None]] = []  # the check of the block that is open, if one is
 
 
 @contextlib.contextmanager
@@ -47,13 +47,13 @@ def deferred() -> Iterator[Callable[[], None]]:
     """Within the block, Ctrl-C only takes effect where the function that this yields is called.
 
     Python raises KeyboardInterrupt between any two instructions of the main thread. Inside a
-    library that hands work to other threads or processes this can leave a lock taken or a worker
-    that nobody ends. Blocking the signal in the main thread does not help: another thread takes
+    library that distributes work to threads or processes this can leave a lock taken or a worker
+    running. Blocking the signal in the main thread does not help: another thread takes
     it, and Python still runs the handler in the main thread.
 
-    What was pressed and not noticed takes effect at the end of the block, unless that is left by an
-    exception. Pressed `PRESSES` times, it ends the process with exit code 130. In another thread
-    than the main one, where Ctrl-C is ignored, and inside another such block, this changes nothing.
+    A pending Ctrl-C takes effect at the end of the block, unless an exception leaves it. Pressed
+    `PRESSES` times, it ends the process with exit code 130. Outside the main thread, where Ctrl-C
+    is ignored, and inside another such block, this has no effect.
 
     Examples:
         >>> with deferred() as check:
@@ -63,8 +63,8 @@ def deferred() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield lambda: None
         return
-    if _open:  # by a block around this one
-        yield _open[0]
+    if _deferred_checks:  # inside another block
+        yield _deferred_checks[0]
         return
     pressed: list[Any] = []
 
@@ -79,10 +79,10 @@ def deferred() -> Iterator[Callable[[], None]]:
 
     try:
         signal.signal(signal.SIGINT, press)
-        _open.append(check)
+        _deferred_checks.append(check)
         yield check
     finally:
-        _open.clear()
+        _deferred_checks.clear()
         signal.signal(signal.SIGINT, before)
     check()
 
@@ -137,7 +137,7 @@ def _code_at_first(task_kind: str, rule_kind: str, folder: str | None) -> str:
 
 
 def _check_code(trial: Trial, context: RunContext) -> None:
-    """Refuse to run other code under a trial's name: the files may have changed meanwhile."""
+    """Raise an error if the user's code is not that of the trial: files may have changed."""
     if not trial.code:
         return
     if _code_at_first(trial.task_kind, trial.rule_kind, context.code) != trial.code:
@@ -148,7 +148,7 @@ def _check_code(trial: Trial, context: RunContext) -> None:
 
 
 def failed(trial: Trial, reason: str) -> Result:
-    """The result of a trial that has none."""
+    """The result of a trial that failed."""
     return Result(trial, "failed", " ".join(reason.split()), {}, {}, {})
 
 
@@ -165,22 +165,22 @@ class Engine(abc.ABC):
     """Runs trials.
 
     Attributes:
-        elsewhere: Whether they run in other processes, which must be ended after a Ctrl-C.
+        elsewhere: Whether trials run in other processes, which must be ended after Ctrl-C.
     """
 
     elsewhere = True
 
     @abc.abstractmethod
     def run(self, trials: Sequence[Trial], progress: Progress) -> Generator[Result, None, None]:
-        """Yield the results in the order in which the trials end. Closing it stops the rest."""
+        """Yield the results in the order in which trials end; closing it stops the rest."""
 
     def close(self) -> None:  # noqa: B027
-        """Release the processes that wait for the next `run`, if there are any."""
+        """End idle processes."""
 
 
 @dataclass(frozen=True)
 class Serial(Engine):
-    """One trial after the other, in this process."""
+    """Runs one trial at a time, in this process."""
 
     elsewhere = False
     context: RunContext
@@ -192,7 +192,7 @@ class Serial(Engine):
 
 @dataclass(frozen=True)
 class Joblib(Engine):
-    """As many processes as ``jobs``, each with a loky executor of its own.
+    """Runs ``jobs`` processes, each with its own loky executor.
 
     An executor of several processes breaks as a whole when one of them is killed, without saying
     whose trial it was. With one process each, a kill costs one trial one attempt. Idle processes
@@ -248,7 +248,7 @@ class Joblib(Engine):
         while True:
             fresh = not self.idle
             worker = (
-                ProcessPoolExecutor(1, initializer=_begin, initargs=(os.getpid(),))
+                ProcessPoolExecutor(1, initializer=_start_worker, initargs=(os.getpid(),))
                 if fresh
                 else self.idle.pop()
             )
@@ -275,8 +275,8 @@ def _children_without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(parent: int) -> None:
-    """In a new worker: leave Ctrl-C to the parent, and do not outlive it."""
+def _start_worker(parent: int) -> None:
+    """In a new worker: ignore Ctrl-C, which the parent handles, and exit with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

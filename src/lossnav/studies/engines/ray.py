@@ -36,7 +36,7 @@ class Ray(Engine):
     mine: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse an address where no server listens: Ray itself tries for minutes."""
+        """Raise an error if no server listens at the address: Ray itself would try for minutes."""
         place = (self.address or "").removeprefix("ray://")
         host, colon, port = place.rpartition(":")
         if not colon:
@@ -56,7 +56,7 @@ class Ray(Engine):
             self.mine.append(ray)
         board = ray.remote(num_cpus=0)(_Board).remote()
         task = ray.remote(max_retries=ATTEMPTS - 1)(_perform)
-        known = {trial.key: trial for trial in trials}
+        by_key = {trial.key: trial for trial in trials}
         running: dict[Any, Trial] = {}
         try:
             for trial in trials:
@@ -66,7 +66,7 @@ class Ray(Engine):
                 ended, _ = ray.wait([*running], num_returns=1, timeout=0.5)
                 with contextlib.suppress(ray.exceptions.RayError):
                     for key, news in ray.get(board.take.remote()).items():
-                        progress.step(known[key], *news)
+                        progress.step(by_key[key], *news)
                 for ref in ended:
                     yield _result(ray, ref, running.pop(ref))
         finally:

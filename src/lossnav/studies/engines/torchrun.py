@@ -1,7 +1,7 @@
 """One trial at a time, each trained by several processes on parts of every batch.
 
 For each trial the engine starts ``python -m torch.distributed.run ... -m`` with this module; `main`
-is the program of each of those processes. Only the first of them writes.
+is the program of each of those processes. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Torchrun(Engine):
 
 
 def _stop(group: subprocess.Popen[bytes]) -> None:
-    """End all processes of a session, whatever they are doing."""
+    """Kill all processes of a session."""
     if os.name == "nt":
         group.kill()
     else:
@@ -85,15 +85,15 @@ def _stop(group: subprocess.Popen[bytes]) -> None:
 
 
 def _result(place: Path, trial: Trial) -> Result | None:
-    """A failure that any process wrote, or else what the first one wrote."""
-    found = []
+    """The failure of any process, or else the result of rank 0."""
+    results = []
     for path in sorted(place.glob("result-*.json")):
         line = json.loads(path.read_text())
-        found.append(Result.from_json(line, unpacked(path.with_suffix(".npz"), line["sha256"])))
-    for result in found:
+        results.append(Result.from_json(line, unpacked(path.with_suffix(".npz"), line["sha256"])))
+    for result in results:
         if result.status == "failed":
             return engines.failed(trial, result.reason)
-    return found[0] if found else None
+    return results[0] if results else None
 
 
 def main(name: str) -> None:
@@ -171,19 +171,19 @@ class SharedTask(Task):
         return mine + (whole - mine.detach())
 
     def evaluate(self, model: torch.nn.Module, split: Split) -> dict[str, float]:
-        """Computed by the first process and sent to the others."""
-        found = [self.task.evaluate(model, split) if self.rank == 0 else None]
-        _collective(dist.broadcast_object_list, found, 0)
-        return found[0] or {}
+        """Computed by rank 0 and sent to the other processes."""
+        metrics = [self.task.evaluate(model, split) if self.rank == 0 else None]
+        _collective(dist.broadcast_object_list, metrics, 0)
+        return metrics[0] or {}
 
     def _check(self, model: torch.nn.Module, batch: Any) -> None:
-        """Refuse a loss that is not a mean over the examples of a batch."""
-        still = copy.deepcopy(model).eval()  # without dropout, which differs from part to part
+        """Raise an error for a loss that is not a mean over the examples of a batch."""
+        frozen = copy.deepcopy(model).eval()  # without dropout, which differs from part to part
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                whole = float(self.task.loss(still, batch))
+                whole = float(self.task.loss(frozen, batch))
                 pieces = [share(batch, rank, self.world) for rank in range(self.world)]
-                parts = sum(float(self.task.loss(still, part)) * w for part, w in pieces)
+                parts = sum(float(self.task.loss(frozen, part)) * w for part, w in pieces)
             except (RuntimeError, IndexError, TypeError) as error:
                 raise ValueError(
                     f"The batches of the task {self.kind!r} cannot be split over processes "

@@ -63,12 +63,12 @@ class RuleView:
 
     def cost(self, name: str) -> float:
         """Median over the reporting trials that were done; NaN if none has it."""
-        known = [r.cost[name] for r in self.results if r.status == "done" and name in r.cost]
-        return float(np.median(known)) if known else math.nan
+        costs = [r.cost[name] for r in self.results if r.status == "done" and name in r.cost]
+        return float(np.median(costs)) if costs else math.nan
 
     def varied(self) -> str | None:
-        """The setting to draw against: the learning rate, or the first number that varies."""
-        points = [one.point for one in self.grid]
+        """The setting on the x axis: the learning rate, or the first number that varies."""
+        points = [cell.point for cell in self.grid]
         for name in ("lr", "learning_rate", *(name for point in points for name in point)):
             values = {point.get(name) for point in points if is_number(point.get(name))}
             if len(values) > 1 and all(name in point for point in points):
@@ -88,7 +88,7 @@ class Target:
 
 @dataclass(frozen=True)
 class TaskView:
-    """A task: its rules from the best down, every pair of them, and the targets."""
+    """A task: its rules, the best first, every pair of them, and the targets."""
 
     name: str
     kind: str
@@ -110,39 +110,39 @@ class TaskView:
     def best_line(self, grid: Sequence[GridPoint], name: str) -> list[tuple[float, float]]:
         """For each value of a setting the best mean over the others; NaN if all were lost."""
         best: dict[float, float] = {}
-        for one in grid:
-            x = float(one.point[name])
-            cost = self.sign * one.mean if math.isfinite(one.mean) else math.inf
+        for cell in grid:
+            x = float(cell.point[name])
+            cost = self.sign * cell.mean if math.isfinite(cell.mean) else math.inf
             best[x] = min(cost, best.get(x, math.inf))
-        known = {x: self.sign * y if math.isfinite(y) else math.nan for x, y in best.items()}
-        return sorted(known.items())
+        means = {x: self.sign * y if math.isfinite(y) else math.nan for x, y in best.items()}
+        return sorted(means.items())
 
     def good_range(self, view: RuleView) -> Range | None:
         """The learning rates whose metric is within 10 % of the best loss, or 1 % of a score."""
         name = view.varied()
         line = self.best_line(view.grid, name) if name else []
-        known = [self.sign * y for _, y in line if math.isfinite(y)]
-        if not known or any(x <= 0 for x, _ in line):
+        costs = [self.sign * y for _, y in line if math.isfinite(y)]
+        if not costs or any(x <= 0 for x, _ in line):
             return None
         x, y = zip(*line, strict=True)
         share = 0.1 if self.better == "lower" else 0.01
-        return statistics.usable_range(x, y, abs(min(known)) * share, self.better)
+        return statistics.usable_range(x, y, abs(min(costs)) * share, self.better)
 
 
 def gather(study: Study, results: Iterable[Result]) -> list[TaskView]:
-    """Sort results by task and rule, in the order of the study file; rules from the best down."""
-    known = current(study, results)
-    tasks = list(study.get("tasks") or dict.fromkeys(r.trial.task for r in known))
-    rules = list(study.get("rules") or dict.fromkeys(r.trial.rule for r in known))
+    """Results by task, in the order of the study file, and by rule, the best first."""
+    planned = current(study, results)
+    tasks = list(study.get("tasks") or dict.fromkeys(r.trial.task for r in planned))
+    rules = list(study.get("rules") or dict.fromkeys(r.trial.rule for r in planned))
     views = []
     for task in tasks:
         metric, better = study.get("metrics", {}).get(task, ("loss", "lower"))
-        own = [result for result in known if result.trial.task == task]
+        own = [result for result in planned if result.trial.task == task]
         ranked = [
-            _rule(study, name, place, metric, [r for r in own if r.trial.rule == name])
+            _rule_view(study, name, place, metric, [r for r in own if r.trial.rule == name])
             for place, name in enumerate(rules)
         ]
-        ranked.sort(key=lambda view: _rank(view, better))
+        ranked.sort(key=lambda view: _sort_key(view, better))
         pairs = compare_all({view.name: view.values for view in ranked}, better)
         targets = _targets(ranked, metric, better)
         kind = str(_entry(study, "tasks", task).get("kind", ""))
@@ -168,7 +168,7 @@ def _value(result: Result, metric: str) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result]) -> RuleView:
+def _rule_view(study: Study, name: str, place: int, metric: str, own: Sequence[Result]) -> RuleView:
     own = sorted(own, key=lambda result: result.trial.seed)
     reporting = [result for result in own if result.trial.phase == "reporting"]
     values = {result.trial.seed: _value(result, metric) for result in reporting}
@@ -178,7 +178,7 @@ def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result
             key = json.dumps(dict(result.trial.point), sort_keys=True)
             tried.setdefault(key, (result.trial.point, []))[1].append(_value(result, metric))
     grid = [GridPoint(point, tuple(each)) for point, each in tried.values()]
-    grid.sort(key=_in_order)
+    grid.sort(key=_grid_order)
     point = reporting[0].trial.point if reporting else None
     seeds = study.get("seeds", {}).get("reporting", [])
     return RuleView(
@@ -192,17 +192,17 @@ def _rule(study: Study, name: str, place: int, metric: str, own: Sequence[Result
         finished=statistics.interval([value for value in values.values() if math.isfinite(value)]),
         grid=grid,
         missing=[seed for seed in seeds if seed not in values],
-        edges=statistics.edges(point, [one.point for one in grid]) if point else {},
+        edges=statistics.edges(point, [cell.point for cell in grid]) if point else {},
     )
 
 
-def _in_order(one: GridPoint) -> list[tuple[bool, float, str]]:
+def _grid_order(cell: GridPoint) -> list[tuple[bool, float, str]]:
     """Numbers by size, anything else by name."""
-    values = [value for _, value in sorted(one.point.items())]
+    values = [value for _, value in sorted(cell.point.items())]
     return [(is_number(x), x if is_number(x) else 0.0, str(x)) for x in values]
 
 
-def _rank(view: RuleView, better: Better) -> tuple[float, float, int]:
+def _sort_key(view: RuleView, better: Better) -> tuple[float, float, int]:
     """The best first: by the share of seeds lost, then by the mean of those that finished."""
     if not view.values:
         return 2.0, 0.0, view.place
@@ -251,28 +251,28 @@ class CurveBand:
 def band(view: RuleView, metric: str, better: Better) -> CurveBand | None:
     """The metric at each evaluation. A lost seed is worse than all others from there on."""
     curves = [_evaluations(result, metric) for result in view.results]
-    longest = max((one for one in curves if one), key=lambda one: len(one[0]), default=None)
+    longest = max(filter(None, curves), key=lambda curve: len(curve[0]), default=None)
     if longest is None:
         return None
     step = longest[0]
     worst = math.inf if better == "lower" else -math.inf
     each = np.full((len(curves), len(step)), worst)
     times = np.full((len(curves), len(step)), math.nan)
-    for row, one in enumerate(curves):
-        if one:
-            there = step <= one[0][-1]
-            values = np.interp(step[there], one[0], one[2])
+    for row, curve in enumerate(curves):
+        if curve:
+            there = step <= curve[0][-1]
+            values = np.interp(step[there], curve[0], curve[2])
             each[row, there] = np.where(np.isfinite(values), values, worst)
-            times[row, there] = np.interp(step[there], one[0], one[1])
+            times[row, there] = np.interp(step[there], curve[0], curve[1])
     bounds = each.min(axis=0), each.max(axis=0)
     return CurveBand(step, np.nanmedian(times, axis=0), np.median(each, axis=0), *bounds)
 
 
 def _evaluations(result: Result, metric: str) -> tuple[FloatArray, ...]:
     """Step, seconds and metric of each evaluation; empty if there is none."""
-    found = [result.curves.get(name, ()) for name in ("step", "seconds", metric)]
-    n = min(map(len, found))
-    return tuple(np.asarray(part[:n], dtype=np.float64) for part in found) if n else ()
+    columns = [result.curves.get(name, ()) for name in ("step", "seconds", metric)]
+    n = min(map(len, columns))
+    return tuple(np.asarray(part[:n], dtype=np.float64) for part in columns) if n else ()
 
 
 def training_loss(view: RuleView, bins: int = 120) -> tuple[FloatArray, FloatArray] | None:

@@ -64,30 +64,30 @@ def look(place: int) -> dict[str, Any]:
 
 def curves(task: TaskView, name: str) -> list[str]:
     """The metric by step and by second, and the training loss by step."""
-    found = [(view, data.band(view, task.metric, task.better)) for view in task.rules]
-    bands = [(view, one) for view, one in found if one is not None]
+    all_bands = [(view, data.band(view, task.metric, task.better)) for view in task.rules]
+    bands = [(view, band) for view, band in all_bands if band is not None]
     axes = [("step", "training step"), ("seconds", "seconds of training")] if bands else []
     drawn = [_learning_curves(task, bands, x, label, f"{name}-{x}") for x, label in axes]
-    losses = [(view, one) for view in task.rules if (one := data.training_loss(view)) is not None]
-    return [*drawn, _training(losses, f"{name}-training")] if losses else drawn
+    losses = [(view, line) for view in task.rules if (line := data.training_loss(view)) is not None]
+    return [*drawn, _training_loss(losses, f"{name}-training")] if losses else drawn
 
 
 def _learning_curves(
     task: TaskView, bands: Sequence[tuple[RuleView, CurveBand]], against: str, label: str, name: str
 ) -> str:
     figure, axes = _panel()
-    limits = _limits([found for _, found in bands], task)
+    limits = _limits([band for _, band in bands], task)
     edge = limits[1] if task.better == "lower" else limits[0]
-    for view, found in bands:
-        n = len(found.step)
+    for view, band in bands:
+        n = len(band.step)
         keep = np.unique(np.linspace(0, n - 1, min(n, _POINTS)).round().astype(int))
-        x = getattr(found, against)[keep]
+        x = getattr(band, against)[keep]
         # Infinite values are drawn at the edge of the panel, where a band leaves it.
-        each = [y[keep] for y in (found.middle, found.low, found.high)]
+        each = [y[keep] for y in (band.middle, band.low, band.high)]
         middle, low, high = (np.where(np.isfinite(y), y, edge) for y in each)
         faint = 0.16 if len(bands) < 5 else 0.08
         axes.fill_between(x, low, high, color=color(view.place), alpha=faint, linewidth=0)
-        ends = np.isfinite(found.middle[keep])
+        ends = np.isfinite(band.middle[keep])
         every = _markers(int(ends.sum()), view.place)
         axes.plot(x[ends], middle[ends], markevery=every, label=view.name, **look(view.place))
     _scale(axes.yaxis, *limits, may_be_log=task.better == "lower")
@@ -101,7 +101,7 @@ def _learning_curves(
 
 def _limits(bands: Sequence[CurveBand], task: TaskView) -> tuple[float, float]:
     """From the best value to that of the curves soon after the start."""
-    costs = [task.sign * np.stack([found.low, found.middle, found.high]) for found in bands]
+    costs = [task.sign * np.stack([band.low, band.middle, band.high]) for band in bands]
     finite = np.concatenate([cost[np.isfinite(cost)] for cost in costs])
     best = float(finite.min())
     early = [cost[1, min(len(cost[1]) - 1, max(1, len(cost[1]) // 10))] for cost in costs]
@@ -123,7 +123,7 @@ def _markers(n: int, place: int) -> Any:
     return range(n) if n <= 6 else range((place * 3) % max(1, n // 6), n, max(1, n // 6))
 
 
-def _training(lines: Sequence[tuple[RuleView, Any]], name: str) -> str:
+def _training_loss(lines: Sequence[tuple[RuleView, Any]], name: str) -> str:
     figure, axes = _panel()
     for view, (step, loss) in lines:
         ends = np.isfinite(loss)
@@ -177,22 +177,23 @@ def _whiskers(
 ) -> tuple[Figure, Axes]:
     """A row for each rule, with its mean and interval; ``values`` have to be visible too."""
     figure, axes = _panel(height=1.0 + 0.32 * len(rows))
-    names, known = [], [value for value in values if math.isfinite(value)]
-    for row, (view, found) in enumerate(rows):
+    names, shown = [], [value for value in values if math.isfinite(value)]
+    for row, (view, interval) in enumerate(rows):
         line: dict[str, Any] = {"color": color(view.place), "linewidth": 1.8}
-        if math.isfinite(found.low):
-            axes.plot([found.low, found.high], [row, row], **line)
-            for end in (found.low, found.high):
+        if math.isfinite(interval.low):
+            axes.plot([interval.low, interval.high], [row, row], **line)
+            for end in (interval.low, interval.high):
                 axes.plot([end, end], [row - 0.13, row + 0.13], **line)
-        axes.plot([found.mean], [row], **{**look(view.place), "linestyle": "-", "markersize": 6.5})
+        dot = look(view.place) | {"linestyle": "-", "markersize": 6.5}
+        axes.plot([interval.mean], [row], **dot)
         short = view.name if len(view.name) <= 22 else view.name[:21] + "…"
         names.append(short + (notes[row] if notes else ""))
-        known += [v for v in (found.low, found.high, found.mean) if math.isfinite(v)]
+        shown += [v for v in (interval.low, interval.high, interval.mean) if math.isfinite(v)]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
-    low, high = min(known), max(known)
+    low, high = min(shown), max(shown)
     room = 0.06 * (high - low) or abs(low) * 0.05 or 1.0
     axes.set_xlim(low - room, high + room)
     _plain(axes.xaxis)
@@ -213,13 +214,13 @@ def grids(task: TaskView, name: str) -> list[str]:
     drawn = [_grid_panel(task, limits, lines, "every rule", what, f"{name}-all")]
     for view, key in rules:
         points: dict[str, list[GridPoint]] = {}
-        for one in view.grid:
-            others = {k: v for k, v in one.point.items() if k != key}
-            points.setdefault(settings(others), []).append(one)
+        for cell in view.grid:
+            others = {k: v for k, v in cell.point.items() if k != key}
+            points.setdefault(settings(others), []).append(cell)
         lines = []
-        for i, (label, some) in enumerate(points.items()):
+        for i, (label, group) in enumerate(points.items()):
             marks = {"marker": MARKERS[i % len(MARKERS)], "linestyle": DASHES[i % len(DASHES)]}
-            lines.append((view, key, some, {"color": color(view.place), "label": label} | marks))
+            lines.append((view, key, group, {"color": color(view.place), "label": label} | marks))
         if len(lines) > 1:
             each = f"a line for each of {count(len(lines), 'combination')} of its other settings"
             what, place = f"{view.name} against {key}, {each}", f"{name}-{view.place}"
@@ -228,8 +229,8 @@ def grids(task: TaskView, name: str) -> list[str]:
 
 
 def _grid_limits(task: TaskView, means: Sequence[float]) -> tuple[float, float]:
-    known = [mean for mean in means if math.isfinite(mean)] or [0.0, 1.0]
-    low, high = min(known), max(known)
+    finite = [mean for mean in means if math.isfinite(mean)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
     if task.better == "lower" and low > 0 and high / low > 4:
         # A few bad settings must not compress all others: they are marked at the edge.
         high = min(high, 300 * low)
@@ -263,12 +264,12 @@ def _grid_panel(
         own, across = color(view.place), axes.get_xaxis_transform()
         if lost := [x for x, y in tried if not inside(y)]:
             axes.plot(lost, [edge] * len(lost), "x", color=own, transform=across, **cross)
-        for one in points:
-            if one.point == view.point and math.isfinite(one.mean):
-                axes.plot([float(one.point[key])], [one.mean], "o", color=own, **ring)
+        for cell in points:
+            if cell.point == view.point and math.isfinite(cell.mean):
+                axes.plot([float(cell.point[key])], [cell.mean], "o", color=own, **ring)
     if "label" in lines[0][3] and len(lines) <= 8:
         axes.legend(fontsize=7.5, loc="best")
-    xs = [float(one.point[key]) for _, key, points, _ in lines for one in points]
+    xs = [float(cell.point[key]) for _, key, points, _ in lines for cell in points]
     low, high = min(xs), max(xs)
     if _scale(axes.xaxis, low, high):
         axes.set_xlim(low / (high / low) ** 0.06, high * (high / low) ** 0.06)
@@ -341,11 +342,7 @@ def _svg(figure: Figure, name: str, text: str) -> str:
 
 def _rounded(path: re.Match[str]) -> str:
     """Coordinates with two decimals of a point: a thousandth of a millimeter."""
-
-    def short(found: re.Match[str]) -> str:
-        return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
-
-    return re.sub(r"-?\d+\.\d+", short, path[0])
+    return re.sub(r"-?\d+\.\d+", lambda x: f"{float(x[0]):.2f}".rstrip("0").rstrip("."), path[0])
 
 
 def swatch(place: int) -> str:

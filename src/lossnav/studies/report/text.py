@@ -31,7 +31,7 @@ def number(value: float, digits: int = 3) -> str:
     return np.format_float_positional(value, digits, unique=False, fractional=False, trim="-")
 
 
-def with_interval(found: Interval, *, signed: bool = False) -> str:
+def with_interval(interval: Interval, *, signed: bool = False) -> str:
     """A mean and its interval, with two significant digits of the interval's width.
 
     Examples:
@@ -39,33 +39,32 @@ def with_interval(found: Interval, *, signed: bool = False) -> str:
         '0.1235 [0.1191, 0.1279]'
     """
     plus = "+" if signed else ""
-    if math.isnan(found.mean):
+    if math.isnan(interval.mean):
         return "–"
-    width = (found.high - found.low) / 2
+    width = (interval.high - interval.low) / 2
     if not width > 0:
-        return ("+" if signed and found.mean > 0 else "") + number(found.mean)
+        return ("+" if signed and interval.mean > 0 else "") + number(interval.mean)
     decimals = 1 - math.floor(math.log10(width))
-    largest = max(abs(found.mean), abs(found.low), abs(found.high))
+    largest = max(abs(interval.mean), abs(interval.low), abs(interval.high))
     if decimals > 6 or largest >= 1e6:
         shown = max(1, math.floor(math.log10(largest)) + decimals)
-        low, mean, high = (f"{v:{plus}.{shown}e}" for v in (found.low, found.mean, found.high))
+        kind = f"{plus}.{shown}e"
     else:
-        kept = max(0, decimals)
-        low, mean, high = (f"{v:{plus}.{kept}f}" for v in (found.low, found.mean, found.high))
-    return f"{mean} [{low}, {high}]"
+        kind = f"{plus}.{max(0, decimals)}f"
+    return f"{interval.mean:{kind}} [{interval.low:{kind}}, {interval.high:{kind}}]"
 
 
 def whole(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:,.0f}"
 
 
-def time(found: Reach) -> str:
+def time(reach: Reach) -> str:
     """The time to a target over seeds."""
-    if math.isfinite(found.mean.mean):
-        return with_interval(found.mean)
-    if math.isfinite(found.median):
-        return f"median {number(found.median)}"
-    return "not reached" if not found.reached else "not reached by half of the seeds"
+    if math.isfinite(reach.mean.mean):
+        return with_interval(reach.mean)
+    if math.isfinite(reach.median):
+        return f"median {number(reach.median)}"
+    return "not reached" if not reach.reached else "not reached by half of the seeds"
 
 
 def settings(point: Mapping[str, Any] | None) -> str:
@@ -124,7 +123,7 @@ def _others(task: TaskView, best: RuleView, others: Sequence[RuleView]) -> list[
             same.setdefault(tail, []).append(f"{view.name} is {what}")
         else:
             alone.append(f"{view.name} {what}.")
-    each = [f"{listed(some)}, {'each ' * (len(some) > 1)}{tail}." for tail, some in same.items()]
+    each = [f"{listed(names)}, {'each ' * (len(names) > 1)}{tail}." for tail, names in same.items()]
     return each + alone
 
 
@@ -142,17 +141,17 @@ def _against(task: TaskView, best: RuleView, view: RuleView) -> tuple[str, str]:
     if pair is None:
         return f"shares no seed with {best.name}, so the two cannot be compared", ""
     turn = 1.0 if pair.first == best.name else -1.0
-    found = pair.difference
-    if best.final.lost or math.isnan(found.mean):
+    gap = pair.difference
+    if best.final.lost or math.isnan(gap.mean):
         return f"is at {with_interval(view.final)}", ""
-    if found.sd == 0 and found.mean == 0:
-        return f"is exactly equal on {count(found.n, 'seed')}", ""
-    side = "above" if turn * found.mean > 0 else "below"
+    if gap.sd == 0 and gap.mean == 0:
+        return f"is exactly equal on {count(gap.n, 'seed')}", ""
+    side = "above" if turn * gap.mean > 0 else "below"
     # With the sign such that the number is positive and the word says the side.
-    ends = sorted(math.copysign(1.0, found.mean) * end for end in (found.low, found.high))
-    size = replace(found, mean=abs(found.mean), low=ends[0], high=ends[1])
-    seeds = count(found.n, "seed")
-    if found.n == 1:
+    ends = sorted(math.copysign(1.0, gap.mean) * end for end in (gap.low, gap.high))
+    size = replace(gap, mean=abs(gap.mean), low=ends[0], high=ends[1])
+    seeds = count(gap.n, "seed")
+    if gap.n == 1:
         tail = "which one seed cannot test"
     elif pair.apart:
         tail = f"statistically distinguishable on {seeds}"
@@ -191,16 +190,16 @@ def missing(
 def caveats(
     tasks: Sequence[TaskView], study: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> list[str]:
-    """Known reasons to doubt the numbers."""
+    """Known limitations of the numbers."""
     sentences = [str(note) for note in study.get("notes", [])]
     if "damaged" in study:
         sentences.append(str(study["damaged"]))
     runs = [*environment.get("earlier", []), environment]
     used = [run.get("versions", {}) for run in runs if isinstance(run, Mapping)]
     changed = [
-        f"{name} " + " then ".join(dict.fromkeys(str(one.get(name)) for one in used))
-        for name in dict.fromkeys(name for one in used for name in one)
-        if len({one.get(name) for one in used}) > 1
+        f"{name} " + " then ".join(dict.fromkeys(str(versions.get(name)) for versions in used))
+        for name in dict.fromkeys(name for versions in used for name in versions)
+        if len({versions.get(name) for versions in used}) > 1
     ]
     if changed:
         sentences.append(f"Parts of this study ran with other versions: {', '.join(changed)}.")
@@ -219,33 +218,35 @@ def caveats(
 
 
 def _of_task(task: TaskView) -> list[str]:
-    found = []
+    sentences = []
     ended = [view for view in task.rules if view.values]
     fewest = min((view.final.n for view in ended), default=0)
     if fewest == 1:
-        found.append("only 1 seed for a rule, so there are no intervals")
+        sentences.append("only 1 seed for a rule, so there are no intervals")
     elif 1 < fewest < 5:
         least = number(2 / 2**fewest)
-        found.append(
+        sentences.append(
             f"only {fewest} seeds for a rule: a sign-flip test cannot go below p = {least}"
         )
     for view in ended:
-        found += [
+        sentences += [
             f"the best {name} of {view.name} is the {side} of its grid, so a better one may lie "
             "beyond"
             for name, side in view.edges.items()
         ]
         if view.final.sd == 0:
-            found.append(
+            sentences.append(
                 f"every seed of {view.name} gave the same number: the seed changes nothing"
             )
     if len({view.final.n for view in ended}) > 1:
-        found.append("rules have different numbers of seeds; pairs are compared on those both have")
+        sentences.append(
+            "rules have different numbers of seeds; pairs are compared on those both have"
+        )
     sizes = {view.name: len(view.grid) for view in ended}
     if len(set(sizes.values())) > 1:
         each = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        found.append(f"rules were tuned with different numbers of points ({each})")
-    return found
+        sentences.append(f"rules were tuned with different numbers of points ({each})")
+    return sentences
 
 
 def facts(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""Study files: TOML in, a checked `Study` out; each mistake gets one sentence with its line.
+"""Study files: read TOML into a validated `Study`; an error is one sentence with its line.
 
-Only what the file itself shows is checked here. `lossnav.studies.execution` checks, before anything
-runs, that the rules and tasks exist and take the settings they are given.
+This module validates the file by itself. `lossnav.studies.execution` checks, before anything runs,
+that the rules and tasks exist and accept their settings.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from lossnav._base import checks
+from lossnav._base.files import read_text
 from lossnav.studies.spec.tables import StudyError, StudyTables, validated
 
 __all__ = ["Study", "StudyError", "read"]
@@ -21,7 +22,7 @@ MAX_BYTES = 1 << 20
 
 
 class Study(StudyTables):
-    """A checked study: the tables of its file, as `read` or `Study.from_dict` return it.
+    """A validated study: the tables of its file, as `read` or `Study.from_dict` return it.
 
     Attributes:
         text: The text of the file; empty for a study made from a dict.
@@ -39,20 +40,20 @@ class Study(StudyTables):
         return cls.model_construct(**dict(validated("the study", values)), folder=folder)
 
     def only(self, rules: Iterable[str]) -> Study:
-        """The same study with some of its rules. In one folder such parts add up to the whole.
+        """The same study with some of its rules; in one folder such parts complete each other.
 
         Raises:
             ValueError: For a rule that the study does not have.
         """
         wanted = {checks.choice("rule of this study", name, self.rules) for name in rules}
-        kept = {name: rule for name, rule in self.rules.items() if name in wanted}
-        return self.model_copy(update={"rules": kept})
+        selected = {name: rule for name, rule in self.rules.items() if name in wanted}
+        return self.model_copy(update={"rules": selected})
 
     @property
     def schedule(self) -> dict[str, Any]:
         """The learning-rate schedule, as a `Trial` has it."""
-        given = self.training.model_dump(include={"warmup", "hold", "floor"}, exclude_none=True)
-        return {"kind": self.training.schedule, **given}
+        settings = self.training.model_dump(include={"warmup", "hold", "floor"}, exclude_none=True)
+        return {"kind": self.training.schedule, **settings}
 
     def to_dict(self) -> dict[str, Any]:
         """The inverse of `from_dict`, with the defaults written out."""
@@ -67,7 +68,7 @@ def read(path: Path | str) -> Study:
     """Read a study file.
 
     Raises:
-        StudyError: The file is missing or wrong; one sentence says where, and what to do.
+        StudyError: The file is missing or invalid; the message says where, and what to do.
 
     Examples:
         >>> read("no_such_study.toml")
@@ -76,7 +77,7 @@ def read(path: Path | str) -> Study:
         lossnav.studies.spec.tables.StudyError: There is no file no_such_study.toml: check the path.
     """
     path = Path(path)
-    text = _text(path)
+    text = read_text(path, MAX_BYTES, StudyError, noun="study", instead="the study's TOML file")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -85,22 +86,3 @@ def read(path: Path | str) -> Study:
         raise StudyError(f"{path} is not valid TOML: {reason.rstrip('.')}.") from None
     tables = validated(str(path), values, text)
     return Study.model_construct(**dict(tables), text=text, path=path, folder=path.parent)
-
-
-def _text(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():
-            raise StudyError(f"{path} is not a file: give the study's TOML file.")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise StudyError(f"There is no file {path}: check the path.") from None
-    except OSError as error:
-        raise StudyError(f"{path} cannot be read: {error.strerror}.") from None
-    if len(raw) > MAX_BYTES:
-        raise StudyError(f"{path} is larger than {MAX_BYTES >> 20} MiB, the most a study may be.")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = raw.count(b"\n", 0, error.start) + 1
-        raise StudyError(f"{path}, line {at}: this is not UTF-8; save it as UTF-8.") from None

@@ -52,13 +52,13 @@ def _attribute(place: Any, name: str, module: str) -> Any:
         raise ValueError(f"There is no {name!r} in {module}.{_hint(name, dir(place))}") from None
 
 
-def _hint(name: str, known: Collection[str]) -> str:
-    near = checks.suggestion(name, known)
+def _hint(name: str, options: Collection[str]) -> str:
+    near = checks.suggestion(name, options)
     return f" D{near[1:]}" if near.startswith("did") else ""
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a function by name; None if it does not say."""
+    """The parameters of a function by name; None if it has no signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -66,34 +66,34 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 def accepted(function: Callable[..., Any]) -> list[str] | None:
-    """Names of the settings that a function takes; None if it takes any or does not say."""
-    found = parameters(function)
-    if found is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values()):
+    """Names of the settings that a function accepts; None if it accepts any, or is unknown."""
+    named = parameters(function)
+    if named is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in named.values()):
         return None
-    return [name for name, p in found.items() if p.kind not in _POSITIONAL]
+    return [name for name, p in named.items() if p.kind not in _POSITIONAL]
 
 
-def needed(function: Callable[..., Any], given: Collection[str]) -> list[str]:
+def needed(function: Callable[..., Any], settings: Collection[str]) -> list[str]:
     """Names of the arguments without a default that are not ``given``."""
-    found = (parameters(function) or {}).items()
-    required = [n for n, p in found if p.kind not in _VARIADIC and p.default is p.empty]
-    return [name for name in required if name not in given]
+    signature = (parameters(function) or {}).items()
+    required = [n for n, p in signature if p.kind not in _VARIADIC and p.default is p.empty]
+    return [name for name in required if name not in settings]
 
 
 def defaults(function: Callable[..., Any], names: Collection[str]) -> dict[str, Any]:
     """Default values of those settings that a function has."""
-    found = {p.name: p.default for p in (parameters(function) or {}).values() if p.name in names}
-    return {name: value for name, value in found.items() if isinstance(value, float | int | tuple)}
+    values = {p.name: p.default for p in (parameters(function) or {}).values() if p.name in names}
+    return {name: value for name, value in values.items() if isinstance(value, float | int | tuple)}
 
 
-def check_settings(what: str, settings: Mapping[str, Any], known: Collection[str] | None) -> None:
-    """Refuse a setting that ``what`` does not take; None as ``known`` takes any."""
-    if known is None:
+def check_settings(what: str, settings: Mapping[str, Any], allowed: Collection[str] | None) -> None:
+    """Raise an error for a setting that ``what`` does not accept; with None it accepts any."""
+    if allowed is None:
         return
-    takes = f"It takes: {', '.join(known)}." if known else "It takes none."
+    takes = f"It takes: {', '.join(allowed)}." if allowed else "It takes none."
     for name in settings:
-        if name not in known:
-            raise ValueError(f"{what} has no setting {name!r}.{_hint(name, known)} {takes}")
+        if name not in allowed:
+            raise ValueError(f"{what} has no setting {name!r}.{_hint(name, allowed)} {takes}")
 
 
 def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> Any:
@@ -101,9 +101,9 @@ def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> An
     try:
         return make(*args, **settings)
     except (Exception, SystemExit) as error:
-        given = ", ".join(f"{name}={value!r:.40}" for name, value in settings.items())
+        listed = ", ".join(f"{name}={value!r:.40}" for name, value in settings.items())
         text = _line(error)
-        raise ValueError(f"{what} cannot be made with {given or 'no settings'}: {text}") from error
+        raise ValueError(f"{what} cannot be made with {listed or 'no settings'}: {text}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -23,27 +23,27 @@ from lossnav.studies.trial import Phase, Result, Trial
 
 Point = dict[str, Any]
 Metrics = Mapping[str, tuple[str, str]]
-"""For each task, the metric that decides, and whether ``"lower"`` or ``"higher"`` is better."""
+"""For each task, the metric to select by, and whether ``"lower"`` or ``"higher"`` is better."""
 
 
 def points(study: Study, rule: str) -> list[Point]:
-    """The points of a rule's grid that are tried, in the order of the grid.
+    """The points of a rule's grid to try, in the order of the grid.
 
     With ``[budget] trials = N`` they are drawn by a hash of the rule and the point: the same on
     every machine, and a larger N keeps what a smaller one drew.
     """
     grid = study.rules[rule].grid
-    found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    whole = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
     def rank(point: Point) -> bytes:
         return hashlib.sha256(json.dumps([rule, point], sort_keys=True).encode()).digest()
 
-    drawn = {rank(point) for point in sorted(found, key=rank)[: study.budget.trials]}
-    return [point for point in found if rank(point) in drawn]
+    drawn = {rank(point) for point in sorted(whole, key=rank)[: study.budget.trials]}
+    return [point for point in whole if rank(point) in drawn]
 
 
 def tuning(study: Study) -> list[Trial]:
-    """Every point of every rule on every tuning seed; empty if there is nothing to choose."""
+    """Every point of every rule on every tuning seed; none for rules with a single point."""
     trial, options = _maker(study), {rule: points(study, rule) for rule in study.rules}
     return [
         trial(task, rule, point, seed, "tuning")
@@ -74,23 +74,23 @@ def chosen(
     The best has the fewest trials that did not finish, then the best mean of the final validation
     metric over the others; of equals, the first in the grid.
     """
-    trial, known = _maker(study), {result.trial.key: result for result in results}
-    found: dict[str, dict[str, Point]] = {task: {} for task in study.tasks}
+    trial, by_key = _maker(study), {result.trial.key: result for result in results}
+    best: dict[str, dict[str, Point]] = {task: {} for task in study.tasks}
     for task, rule in itertools.product(study.tasks, study.rules):
         options = points(study, rule)
 
         def score(point: Point, task: str = task, rule: str = rule) -> tuple[int, float]:
             trials = [trial(task, rule, point, seed, "tuning") for seed in study.seeds.tuning]
-            waiting = [one for one in trials if one.key not in known]
+            waiting = [each for each in trials if each.key not in by_key]
             if waiting:
                 raise ValueError(
                     f"{rule} on {task} cannot be reported yet: {len(waiting)} of its tuning trials "
                     f"have no result, such as {waiting[0].point} with seed {waiting[0].seed}."
                 )
-            return _score([known[one.key] for one in trials], *metrics[task])
+            return _score([by_key[each.key] for each in trials], *metrics[task])
 
-        found[task][rule] = min(options, key=score) if len(options) > 1 else options[0]
-    return found
+        best[task][rule] = min(options, key=score) if len(options) > 1 else options[0]
+    return best
 
 
 def _score(results: list[Result], metric: str, better: str) -> tuple[int, float]:
@@ -149,7 +149,7 @@ def fingerprint(kind: str, folder: Path | None = None) -> str:
 
 @contextmanager
 def importable(folder: Path | str | None) -> Iterator[None]:
-    """Let modules be imported from a folder as well, after all others."""
+    """Append a folder to the import path."""
     if folder is None:
         yield
         return

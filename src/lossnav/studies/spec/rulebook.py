@@ -1,4 +1,4 @@
-"""Rules by name: ours, torch's, optax's, and anyone's, each as a maker of a PyTorch optimizer."""
+"""Rules by name (lossnav, torch, optax or the user's own), each as a factory of optimizers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OURS: dict[str, type[torch.optim.Optimizer]] = {
     "lossnav.Navigator": Navigator,
     "lossnav.WeightUncertainty": WeightUncertainty,
 }
-"""Our optimizers by their short names."""
+"""lossnav's optimizers by their short names."""
 
 
 def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
-    """A function that makes the optimizer of that kind for a list of parameters.
+    """A function from a list of parameters to the optimizer of that kind.
 
     Args:
         kind: One of
@@ -47,12 +47,12 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
               ``lossnav.zoo:Adam``;
             - ``module:name`` of an optimizer's class, or of a function
               ``make(params, **settings) -> torch.optim.Optimizer``. If its first argument is called
-              ``named_parameters`` it gets pairs of a name and a parameter, to tell them apart.
-        settings: Its arguments by name. Lists are given as tuples.
+              ``named_parameters`` it gets pairs of a name and a parameter.
+        settings: Its arguments by name. Lists are passed as tuples.
 
     Raises:
-        ValueError: If there is no such rule or it has no such setting. Values are refused when the
-            optimizer is made.
+        ValueError: There is no such rule, or it has no such setting. Values are checked when the
+            optimizer is built.
 
     Examples:
         >>> make = factory("torch.optim.SGD", {"lr": 0.1})
@@ -64,39 +64,39 @@ def factory(kind: str, settings: Mapping[str, Any] | None = None) -> Maker:
         ValueError: There is no 'SGDD' in torch.optim. Did you mean 'SGD'?
     """
     what = f"The rule {kind!r}"
-    given = {name: _frozen(value) for name, value in (settings or {}).items()}
-    found = _found(kind)
-    if _wants_parameters(kind, found, given):
-        known = names.accepted(found)
-        names.check_settings(what, given, known and known[1:])
-        return functools.partial(_from_torch, what, found, given)
-    parameters = names.parameters(found) or {}
-    if "lr" in given and "lr" not in parameters and "learning_rate" in parameters:
-        given["learning_rate"] = given.pop("lr")
-    names.check_settings(what, given, names.accepted(found))
-    if missing := names.needed(found, given):
+    arguments = {name: _frozen(value) for name, value in (settings or {}).items()}
+    make = _locate(kind)
+    if _takes_parameters(kind, make, arguments):
+        allowed = names.accepted(make)
+        names.check_settings(what, arguments, allowed and allowed[1:])
+        return functools.partial(_build_torch, what, make, arguments)
+    parameters = names.parameters(make) or {}
+    if "lr" in arguments and "lr" not in parameters and "learning_rate" in parameters:
+        arguments["learning_rate"] = arguments.pop("lr")
+    names.check_settings(what, arguments, names.accepted(make))
+    if missing := names.needed(make, arguments):
         name = "lr" if missing[0] == "learning_rate" else missing[0]
         raise ValueError(f"{what} needs the setting {name!r}, which is not given.")
-    return functools.partial(_from_value, what, found, given)
+    return functools.partial(_build_adapted, what, make, arguments)
 
 
-def _found(kind: str) -> Callable[..., Any]:
+def _locate(kind: str) -> Callable[..., Any]:
     if kind in OURS:
         return OURS[kind]
     try:
-        found = names.locate(kind)
+        make = names.locate(kind)
     except ValueError:
         if ":" not in kind and ("." not in kind or kind.startswith("lossnav.")):
             raise ValueError(f"There is no rule named {kind!r}. {_hint(kind)}") from None
         raise
-    if not callable(found):
-        raise ValueError(f"The rule {kind!r} is a {type(found).__name__}, and not a function.")
-    return found
+    if not callable(make):
+        raise ValueError(f"The rule {kind!r} is a {type(make).__name__}, and not a function.")
+    return make
 
 
 def _hint(kind: str) -> str:
-    known = [*OURS, *(f"torch.optim.{name}" for name in torch.optim.__all__)]
-    short = {name.rpartition(".")[2].lower(): name for name in known}
+    options = [*OURS, *(f"torch.optim.{name}" for name in torch.optim.__all__)]
+    short = {name.rpartition(".")[2].lower(): name for name in options}
     near = difflib.get_close_matches(kind.rpartition(".")[2].lower(), short, n=1)
     if near:
         return f"Did you mean {short[near[0]]!r}?"
@@ -106,28 +106,28 @@ def _hint(kind: str) -> str:
     )
 
 
-def _wants_parameters(kind: str, found: Any, given: Mapping[str, Any]) -> bool:
+def _takes_parameters(kind: str, make: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether it is called with the parameters, as torch's are, or with settings alone."""
-    if isinstance(found, type) and issubclass(found, torch.optim.Optimizer):
+    if isinstance(make, type) and issubclass(make, torch.optim.Optimizer):
         return True
-    if isinstance(found, Member) or (isinstance(found, type) and issubclass(found, Rule)):
+    if isinstance(make, Member) or (isinstance(make, type) and issubclass(make, Rule)):
         return False
     if kind.startswith(("optax.", "optax:")):
         return False
-    parameters = names.parameters(found)
+    parameters = names.parameters(make)
     if not parameters:
         return False
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()):
         return True
-    renamed = {*given, "learning_rate"} if "lr" in given else given
-    return bool(names.needed(found, renamed))
+    renamed = {*arguments, "learning_rate"} if "lr" in arguments else arguments
+    return bool(names.needed(make, renamed))
 
 
-def _from_torch(
+def _build_torch(
     what: str, make: Callable[..., Any], settings: Mapping[str, Any], params: Iterable[Any]
 ) -> torch.optim.Optimizer:
-    asks_for_names = next(iter(names.parameters(make) or ()), "") == "named_parameters"
-    made = names.made(what, make, (_pairs if asks_for_names else _plain)(params), **settings)
+    wants_names = next(iter(names.parameters(make) or ()), "") == "named_parameters"
+    made = names.made(what, make, (_named_pairs if wants_names else _plain)(params), **settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise ValueError(
             f"{what} returned a {type(made).__name__}, but it must return an optimizer of PyTorch."
@@ -135,10 +135,10 @@ def _from_torch(
     return made
 
 
-def _from_value(
+def _build_adapted(
     what: str, make: Callable[..., Any], settings: Mapping[str, Any], params: Iterable[Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer from what needs no parameters: a Rule or a transformation of optax."""
+    """An optimizer from a Rule or an optax transformation, which take no parameters."""
     made = names.made(what, make, **settings)
     params = _plain(params)
     if isinstance(made, Rule):
@@ -157,7 +157,7 @@ def _plain(params: Iterable[Any]) -> list[Any]:
     return [p[1] if isinstance(p, tuple) else p for p in params]
 
 
-def _pairs(params: Iterable[Any]) -> list[tuple[str, Any]]:
+def _named_pairs(params: Iterable[Any]) -> list[tuple[str, Any]]:
     """Parameters with their names; a number where there is none."""
     return [p if isinstance(p, tuple) else (str(i), p) for i, p in enumerate(params)]
 

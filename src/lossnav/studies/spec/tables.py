@@ -17,11 +17,11 @@ Keys = tuple[str, ...]
 
 
 class StudyError(ValueError):
-    """A study that cannot be run; says where in the file, which value, and what to do."""
+    """A study that cannot be run; the message names the line, the value and a remedy."""
 
 
 class _Wrong(ValueError):
-    """A sentence about the value, or about what lies below it under the keys ``at``."""
+    """A sentence about the value, or about the entry below it at the keys ``at``."""
 
     def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
@@ -29,7 +29,7 @@ class _Wrong(ValueError):
 
 
 def _limited(fits: Callable[[Any], bool], bounds: str) -> BeforeValidator:
-    """A validator of numbers; ``bounds`` says which are allowed."""
+    """A validator of numbers; ``bounds`` describes the valid ones."""
 
     def check(value: Any) -> Any:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -46,7 +46,7 @@ def _whole(low: int, high: int) -> BeforeValidator:
 
 
 def _matching(pattern: str, sentence: str) -> BeforeValidator:
-    """A validator of names; ``{name}`` in the sentence stands for what was given."""
+    """A validator of names; ``{name}`` in the sentence is replaced by the value."""
 
     def check(name: Any) -> Any:
         if not (isinstance(name, str) and name.isprintable() and re.fullmatch(pattern, name)):
@@ -57,7 +57,7 @@ def _matching(pattern: str, sentence: str) -> BeforeValidator:
 
 
 def _as_json(value: Any) -> Any:
-    """A copy with lists for tuples; refuses what JSON cannot hold."""
+    """A copy with lists for tuples; raises an error for values that JSON cannot store."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -172,10 +172,10 @@ class BudgetTable(StrictTable):
     @model_validator(mode="after")
     def _check_length(self) -> BudgetTable:
         if (self.epochs is None) == (self.steps is None):
-            given = "neither epochs nor steps is"
+            which = "neither epochs nor steps is"
             if self.steps is not None:
-                given = f"both epochs = {self.epochs:g} and steps = {self.steps} are"
-            raise _Wrong(f"{given} given; say how long to train by one of them, as in epochs = 10.")
+                which = f"both epochs = {self.epochs:g} and steps = {self.steps} are"
+            raise _Wrong(f"{which} given; say how long to train by one of them, as in epochs = 10.")
         return self
 
 
@@ -224,7 +224,7 @@ class StudyTables(StrictTable):
 
     @model_validator(mode="after")
     def _check_points(self) -> StudyTables:
-        """Refuse grids that would tune one rule more than another."""
+        """Raise an error for grids that would tune one rule more than another."""
         sizes = {name: rule.size for name, rule in self.rules.items()}
         points, least = self.budget.trials, min(sizes.values())
         for name, size in sizes.items():
@@ -258,7 +258,7 @@ def validated(file: str, values: Mapping[str, Any], text: str = "") -> StudyTabl
     except ValidationError as errors:
         # A misspelt key comes first: other errors may follow from it.
         first = min(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
-    raise StudyError(_located(file, values, text, *_sentence(first)))
+    raise StudyError(_with_line(file, values, text, *_describe_error(first)))
 
 
 _SENTENCES = {
@@ -273,8 +273,8 @@ _SENTENCES = {
 """By the type of pydantic's error and the number of keys."""
 
 
-def _sentence(error: Any) -> tuple[Keys, str]:
-    """The place that an error of pydantic is about, and a sentence."""
+def _describe_error(error: Any) -> tuple[Keys, str]:
+    """The keys of a pydantic error, and a sentence about it."""
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part != "[key]")
     kind, value = error["type"], error["input"]
     wrong = error.get("ctx", {}).get("error")
@@ -289,18 +289,18 @@ def _sentence(error: Any) -> tuple[Keys, str]:
     if kind == "literal_error":
         near = checks.suggestion(value, get_args(Schedule))
         return place, f"there is no {key} {value!r:.80}; {near}"
-    found = _SENTENCES.get(("kind" if key == "kind" else kind, len(place)))
-    if found is None:
+    template = _SENTENCES.get(("kind" if key == "kind" else kind, len(place)))
+    if template is None:
         return place, f"this must be a table, written [{'.'.join(place)}]."
-    return place, found.format(key=key, value=f"{value!r:.80}")
+    return place, template.format(key=key, value=f"{value!r:.80}")
 
 
-def _located(file: str, values: Mapping[str, Any], text: str, place: Keys, sentence: str) -> str:
+def _with_line(file: str, values: Mapping[str, Any], text: str, place: Keys, sentence: str) -> str:
     """The sentence after the file, the line of the nearest key that the text has, and the keys."""
     if place and place[0] not in values:
         place = ()
-    found = key_lines(text, values)
-    line = next((found[place[:n]] for n in range(len(place), 0, -1) if place[:n] in found), None)
+    lines = key_lines(text, values)
+    line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
     where = f"{file}, line {line}" if line else file
     return f"{where} ({'.'.join(place)}): {sentence}" if place else f"{where}: {sentence}"
 
@@ -315,7 +315,7 @@ def key_lines(text: str, values: Mapping[str, Any]) -> dict[Keys, int]:
 
     A line inside a long array may look like a key. It counts only if ``values`` has it.
     """
-    found: dict[Keys, int] = {}
+    lines: dict[Keys, int] = {}
     table: Keys = ()
     quote = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -328,14 +328,14 @@ def key_lines(text: str, values: Mapping[str, Any]) -> dict[Keys, int]:
             continue
         keys = tuple(part.strip("\"'") for part in re.findall(_PART, match[1] or match[2]))
         place = keys if match[1] else table + keys
-        if _holds(values, place):
+        if _contains(values, place):
             table = place if match[1] else table
             for size in range(1, len(place) + 1):
-                found.setdefault(place[:size], number)
-    return found
+                lines.setdefault(place[:size], number)
+    return lines
 
 
-def _holds(values: Any, place: Keys) -> bool:
+def _contains(values: Any, place: Keys) -> bool:
     for part in place:
         if not isinstance(values, Mapping) or part not in values:
             return False

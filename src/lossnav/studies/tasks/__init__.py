@@ -16,14 +16,14 @@ Split = Literal["validation", "test"]
 Better = Literal["lower", "higher"]
 BETTER: dict[str, Better] = {"loss": "lower", "accuracy": "higher"}
 MOST_BATCHES = 1_000_000
-"""A pass with more batches than this counts as endless."""
+"""A pass with more batches than this counts as infinite."""
 
 
 class Task(abc.ABC):
     """A training problem. A study trains it once for each rule, setting and seed.
 
     The harness seeds torch before it calls `model`, gives `batches` a generator of its own, and
-    turns gradients on and off; a task never deals with rules, schedules, seeds or files.
+    enables and disables gradients; a task does not handle rules, schedules, seeds or files.
 
     Attributes:
         metric: Name of the metric that rules are compared by, a key of the dict from `evaluate`.
@@ -76,8 +76,8 @@ class Task(abc.ABC):
 
     def batch_count(self) -> int:
         """Number of batches in an epoch; counted in one pass, unless a task overrides this."""
-        found = self.batches(torch.Generator().manual_seed(0))
-        count = sum(1 for _ in itertools.islice(found, MOST_BATCHES + 1))
+        batches = self.batches(torch.Generator().manual_seed(0))
+        count = sum(1 for _ in itertools.islice(batches, MOST_BATCHES + 1))
         if count > MOST_BATCHES:
             raise ValueError(
                 f"A pass over the batches of {type(self).__name__} has more than {MOST_BATCHES:,}. "
@@ -139,13 +139,16 @@ BUILTIN = {
     "logistic-regression": "convex:LogisticRegression",
     "permuted-pixels": "streams:PermutedPixels",
     "permuted-labels": "streams:PermutedLabels",
+    "random-labels": "streams:RandomLabels",
     "slow-bits": "streams:SlowBits",
+    "growing-frequency": "streams:GrowingFrequency",
+    "changing-rewards": "streams:ChangingRewards",
 }
 """The built-in tasks: a module of this package and a name in it."""
 
 
 def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
-    """The task of that kind, made with those settings.
+    """The task of that kind, with these settings.
 
     Args:
         kind: A key of `BUILTIN`, or ``module:name`` of a subclass of `Task` or of a function that
@@ -194,7 +197,7 @@ def loss_and_accuracy(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dic
 
 
 def check_whole(task: Task, *names: str) -> None:
-    """Refuse attributes that are not whole numbers, one or more."""
+    """Raise an error for attributes that are not whole numbers, one or more."""
     for name in names:
         whole(name, getattr(task, name))
 
@@ -206,11 +209,11 @@ def whole(name: str, value: Any) -> int:
     return value
 
 
-def widths(name: str, given: Any) -> tuple[int, ...]:
-    """The widths of layers."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ValueError(f"{name} is {given!r}, but it must be a list of widths, such as [64].")
-    return tuple(whole(f"A width of {name}", width) for width in given)
+def widths(name: str, values: Any) -> tuple[int, ...]:
+    """The widths of layers, validated."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} is {values!r}, but it must be a list of widths, such as [64].")
+    return tuple(whole(f"A width of {name}", width) for width in values)
 
 
 def full_layers(sizes: Sequence[int]) -> list[torch.nn.Module]:

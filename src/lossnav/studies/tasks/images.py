@@ -71,11 +71,11 @@ class ImageTask(Task):
         images = load(self.data)
         order = torch.from_numpy(np.random.default_rng(1).permutation(len(images.x_train)))
         count = _validation_size(self.validation, len(order))
-        self._train, kept = order[count:], order[:count]
+        self._train, held_out = order[count:], order[:count]
         self._parts = tensors(images)
         self._seen: dict[Split, Tensor] = {"test": torch.arange(len(images.x_test))}
         if count:
-            self._seen["validation"] = kept
+            self._seen["validation"] = held_out
         self.splits = ("validation", "test") if count else ("test",)
 
     def batch_count(self) -> int:
@@ -140,8 +140,8 @@ fashion_mnist = functools.partial(Layers, "fashion-mnist")
 class Convolutions(ImageTask):
     """CIFAR-10 by the paper's network: pairs of 3 x 3 convolutions, then two full layers.
 
-    In training each image is randomly cropped from its padded self (4 black pixels on each side)
-    and mirrored half of the time.
+    In training each image is padded by 4 black pixels on each side, randomly cropped, and mirrored
+    half of the time.
 
     Args:
         batch_size, validation, metric: As in `ImageTask`.
@@ -207,9 +207,9 @@ def _by_channel(values: list[float]) -> Tensor | float:
 
 
 def _validation_size(validation: float, count: int) -> int:
-    given = checks.non_negative("validation", validation)
-    size = round(given * count) if given < 1 else round(given)
-    if size >= count or (given and not size):
+    amount = checks.non_negative("validation", validation)
+    size = round(amount * count) if amount < 1 else round(amount)
+    if size >= count or (amount and not size):
         raise ValueError(
             f"validation is {validation!r}, which holds out {size} of {count} training images: "
             "give a fraction, or a number of images, that leaves some of both."

@@ -80,8 +80,8 @@ class Characters(Task):
         """Windows of ``context + 1`` characters, in random order."""
         offset = torch.randint(self.context, (), generator=rng)
         starts = offset + self.context * torch.randperm(self._windows, generator=rng)
-        for some in starts.split(self.batch_size):
-            yield self._train[some].long()
+        for chosen in starts.split(self.batch_size):
+            yield self._train[chosen].long()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return cross_entropy(*self._predicted(model, batch))

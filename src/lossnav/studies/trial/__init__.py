@@ -1,7 +1,7 @@
 """Trials and their results: plain data that any process can write, read and compare.
 
-A `Trial` holds everything that determines its numbers, and its key is a hash of that: two studies
-with the same trial agree on the key, and a changed study file changes the keys of what it changed.
+A `Trial` has all inputs of its numbers, and its key is their hash: two studies with the same trial
+have the same key, and a change of the study file changes the keys of the affected trials only.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Result:
     curves: Mapping[str, FloatArray] = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the curves, for JSON; numbers that are not finite are left out."""
+        """Everything but the curves, for JSON; non-finite numbers are left out."""
         return {
             "key": self.trial.key,
             "trial": asdict(self.trial),

@@ -1,4 +1,4 @@
-"""Callbacks that log a study's trials to TensorBoard, Weights & Biases or MLflow, if asked to.
+"""Callbacks that log a study's trials to TensorBoard, Weights & Biases or MLflow.
 
 An error in a callback (no network, a full disk, a server that refuses) is printed once to stderr,
 and the training continues without it. Each imports its package when a trial starts, not before.
@@ -25,7 +25,7 @@ Factory = Callable[[], "Callback"]
 
 
 class Callback:
-    """Listens to one trial. Override what you need; the methods of this class do nothing."""
+    """Receives the events of one trial; the methods of this class do nothing."""
 
     def started(self, trial: Trial) -> None:
         """The trial begins."""
@@ -37,7 +37,7 @@ class Callback:
         """The model was evaluated after a step."""
 
     def finished(self, result: Result) -> None:
-        """The trial ended, whichever way."""
+        """The trial ended, also if it diverged or failed."""
 
 
 def named(names: Sequence[str], folder: Path | str) -> list[Factory]:
@@ -65,7 +65,7 @@ def named(names: Sequence[str], folder: Path | str) -> list[Factory]:
 
 
 class Guarded(Callback):
-    """A callback by name, created when its trial starts, and dropped with a message if it fails."""
+    """A callback by name, created when its trial starts, removed with a message if it fails."""
 
     _reported: set[str] = set()  # noqa: RUF012  one message for each name and process
 
@@ -188,8 +188,8 @@ class WandB(Tracker):
 class MLflow(Tracker):
     """A run of MLflow for each trial, in an experiment of the study's name.
 
-    ``MLFLOW_TRACKING_URI`` says where; without it, files under ``mlflow/`` of the study's folder,
-    which the slim package can write, and several processes at once.
+    ``MLFLOW_TRACKING_URI`` is the destination; by default, files under ``mlflow/`` of the study's
+    folder, which the slim package can write, also from several processes.
     """
 
     def started(self, trial: Trial) -> None:
@@ -202,10 +202,10 @@ class MLflow(Tracker):
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / ".lock"):  # of several processes, one creates the experiment
             name = study_name(self.folder)
-            known = self.client.get_experiment_by_name(name)
-            found = known.experiment_id if known else self.client.create_experiment(name)
+            old = self.client.get_experiment_by_name(name)
+            experiment = old.experiment_id if old else self.client.create_experiment(name)
         tags = {"mlflow.runName": title(trial), "lossnav.key": trial.key}
-        self.id = self.client.create_run(found, tags=tags).info.run_id
+        self.id = self.client.create_run(experiment, tags=tags).info.run_id
         for name, value in facts(trial).items():
             text = value if isinstance(value, str) else json.dumps(value)
             self.client.log_param(self.id, name, text[:500])

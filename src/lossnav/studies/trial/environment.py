@@ -24,9 +24,9 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_
 
 
 def record(study_path: Path | str | None = None) -> dict[str, Any]:
-    """Everything about this moment and machine that may affect a study's numbers or its seconds.
+    """The versions, machine and command that may affect a study's numbers or its times.
 
-    The user's home folder is written as ``~``. Values that the system does not tell are None.
+    The user's home folder is written as ``~``. Values that are unavailable are None.
 
     Args:
         study_path: The study file; the commit is that of its folder. None takes the current folder.
@@ -63,10 +63,10 @@ def command(argv: Sequence[str]) -> str:
     program = Path(argv[0])
     is_main = program.name == "__main__.py"
     name = f"python -m {program.parent.name}" if is_main else program.name
-    return " ".join([name, *(shlex.quote(_homeless(argument)) for argument in argv[1:])])
+    return " ".join([name, *(shlex.quote(_hide_home(argument)) for argument in argv[1:])])
 
 
-def _homeless(text: str) -> str:
+def _hide_home(text: str) -> str:
     """``~`` in place of the home folder, which has the user's name."""
     try:
         home = str(Path.home())
@@ -86,13 +86,13 @@ def _version(package: str) -> str | None:
 
 def _commit(folder: Path) -> tuple[str | None, bool | None]:
     """The commit of a folder and whether tracked files differ from it; None without git."""
-    found = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
-    if not found:
+    commit = _output(["git", "-C", str(folder), "rev-parse", "HEAD"])
+    if not commit:
         return None, None
     # A monitor set by the repository would run a program of its own, only to read a status.
     status = ["-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
     changed = _output(["git", "-C", str(folder), *status])
-    return found, None if changed is None else bool(changed)
+    return commit, None if changed is None else bool(changed)
 
 
 def _output(arguments: list[str]) -> str | None:
@@ -111,9 +111,9 @@ def _cpu() -> str | None:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    if found:
-        return found[1].strip()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    if match:
+        return match[1].strip()
     if sys.platform == "darwin":
         return _output(["sysctl", "-n", "machdep.cpu.brand_string"])
     return platform.processor() or platform.machine() or None

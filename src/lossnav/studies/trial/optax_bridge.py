@@ -1,4 +1,4 @@
-"""Run a transformation of optax as an optimizer of PyTorch, so that a study can train with it.
+"""Run an optax transformation as a PyTorch optimizer, for studies.
 
 Gradients and parameters go to JAX as NumPy views of torch's memory, and updates come back without a
 copy, which costs little on a CPU. The update is compiled once for each set of shapes, when the
@@ -21,14 +21,14 @@ from lossnav.adapters import is_transformation
 
 
 class OptaxOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """A transformation of optax that moves torch's parameters.
+    """A PyTorch optimizer that takes the steps of an optax transformation.
 
     Its ``lr`` is the transformation's ``learning_rate``, if it takes one, and may change at any
     step. If it takes none, ``lr`` starts at one and multiplies the whole update.
 
     Args:
         params: Parameters; one group.
-        make: What returns the transformation, such as `optax.adam`.
+        make: A function that returns the transformation, such as `optax.adam`.
         settings: Its arguments by name.
 
     Examples:
@@ -56,28 +56,28 @@ class OptaxOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             fixed = dict(settings)
         try:
             hash(tuple(fixed.values()))
-            built = _built(make, tuple(sorted(fixed.items())), lr is not None)
+            built = _compiled(make, tuple(sorted(fixed.items())), lr is not None)
         except TypeError:  # a list or a table among the settings
-            built = _built.__wrapped__(make, tuple(fixed.items()), lr is not None)
+            built = _compiled.__wrapped__(make, tuple(fixed.items()), lr is not None)
         init, self._update = built
-        held = self.param_groups[0]["params"]
-        self._wide = any(p.dtype in (torch.float64, torch.complex128) for p in held)
+        tensors = self.param_groups[0]["params"]
+        self._wide = any(p.dtype in (torch.float64, torch.complex128) for p in tensors)
         with jax.enable_x64(self._wide):
-            # Copies: the memory of a rule may hold its first parameters.
-            self.state["optax"] = {"state": init([jax.numpy.array(_array(p)) for p in held])}
-        self._updates([torch.zeros_like(p) for p in held])  # compiles it
+            # Copies: the state of a rule may refer to its initial parameters.
+            self.state["optax"] = {"state": init([jax.numpy.array(_array(p)) for p in tensors])}
+        self._updates([torch.zeros_like(p) for p in tensors])  # compiles it
 
     def _updates(self, grads: list[Tensor]) -> tuple[Any, Any]:
         group = self.param_groups[0]
         with jax.enable_x64(self._wide):
-            found = self._update(
+            updates = self._update(
                 [_array(g) for g in grads],
                 self.state["optax"]["state"],
                 [_array(p) for p in group["params"]],
                 float(group["lr"]),
             )
         # The parameters are about to change, and JAX may still read them.
-        return jax.block_until_ready(found)
+        return jax.block_until_ready(updates)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -93,7 +93,7 @@ class OptaxOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _learning_rate(make: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
-    """The learning rate that is given or the default; None if there is none."""
+    """The learning rate, set or by default; None if there is none."""
     if "learning_rate" in settings:
         return settings["learning_rate"]
     parameter = inspect.signature(make).parameters.get("learning_rate")
@@ -102,7 +102,7 @@ def _learning_rate(make: Callable[..., Any], settings: Mapping[str, Any]) -> Any
 
 
 @functools.lru_cache(maxsize=64)
-def _built(make: Callable[..., Any], items: tuple[Any, ...], injected: bool) -> tuple[Any, Any]:
+def _compiled(make: Callable[..., Any], items: tuple[Any, ...], injected: bool) -> tuple[Any, Any]:
     """``init``, and ``update(grads, state, params, lr)``, compiled once for all rates."""
     settings = dict(items)
     if injected:
@@ -113,8 +113,8 @@ def _built(make: Callable[..., Any], items: tuple[Any, ...], injected: bool) -> 
 
     def update(grads: Any, state: Any, params: Any, lr: Any) -> tuple[Any, Any]:
         if injected:
-            given = jax.numpy.asarray(lr, state.hyperparams["learning_rate"].dtype)
-            state = state._replace(hyperparams={"learning_rate": given})
+            rate = jax.numpy.asarray(lr, state.hyperparams["learning_rate"].dtype)
+            state = state._replace(hyperparams={"learning_rate": rate})
         updates, state = transform.update(grads, state, params)
         if not injected:
             updates = [lr * update for update in updates]
@@ -124,6 +124,6 @@ def _built(make: Callable[..., Any], items: tuple[Any, ...], injected: bool) -> 
 
 
 def _array(tensor: Tensor) -> Any:
-    """The same memory as an array, if that can be."""
-    held = tensor.detach().cpu()
-    return jax.numpy.from_dlpack(held) if held.dtype == torch.bfloat16 else held.numpy()
+    """A tensor as an array, sharing memory if possible."""
+    detached = tensor.detach().cpu()
+    return jax.numpy.from_dlpack(detached) if detached.dtype == torch.bfloat16 else detached.numpy()

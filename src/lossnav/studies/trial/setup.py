@@ -26,11 +26,11 @@ from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
 Wrap = Callable[[Task, str], Task]
-"""Replaces a task, given with its kind, by another one that is trained in its place."""
+"""Maps a task and its kind to the task that is trained in its place."""
 
 
 class TrialRun:
-    """A trial that is set up: the task, the model and the optimizer."""
+    """The task, the model and the optimizer of a trial."""
 
     def __init__(self, trial: Trial, wrap: Wrap | None = None) -> None:
         check_budget(trial)
@@ -47,7 +47,7 @@ class TrialRun:
         self.params = [p for _, p in named]
         self.parameters = sum(p.numel() for p in self.params)
         self.optimizer = rulebook.factory(trial.rule_kind, trial.settings)(named)
-        if _asks_for_model(self.optimizer):
+        if _needs_model(self.optimizer):
             if not self.task.watchable:
                 raise ValueError(
                     f"The rule {trial.rule_kind!r} needs the examples of a whole batch, which "
@@ -55,7 +55,7 @@ class TrialRun:
                 )
             self.optimizer.watch(self.model, self.task.loss_kind)
         self.set_rates = learning_rates(trial, self.optimizer, self.steps)
-        self.asks_for_loss = _asks_for_loss(self.optimizer)
+        self.needs_closure = _needs_closure(self.optimizer)
 
     def step(self, batch: Any, step: int, times: list[float] | None = None) -> Tensor:
         """One step of training; appends the time of the optimizer's step to ``times``."""
@@ -70,7 +70,7 @@ class TrialRun:
                 clip_grad_norm_(self.params, self.clip)
             return loss
 
-        if self.asks_for_loss:
+        if self.needs_closure:
             return torch.as_tensor(self.optimizer.step(closure)).detach()
         loss = closure()
         if times is None:
@@ -86,17 +86,17 @@ class TrialRun:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         averaged = callable(getattr(self.optimizer, "eval", None))
-        if averaged:  # optimizers that train at one point and are evaluated at another
+        if averaged:  # such as schedule-free optimizers, which are evaluated at another point
             self.optimizer.eval()
         try:
             with generators_kept(), torch.no_grad():
-                found = self.task.evaluate(self.model, self.split)
+                metrics = self.task.evaluate(self.model, self.split)
         finally:
             if averaged:
                 self.optimizer.train()
             for module, mode in modes:
                 module.training = mode
-        numbers = {str(name): float(value) for name, value in dict(found).items()}
+        numbers = {str(name): float(value) for name, value in dict(metrics).items()}
         for name in RESERVED & numbers.keys():
             raise ValueError(f"evaluate() returned {name!r}, a reserved name: use another.")
         if self.task.metric not in numbers:
@@ -108,7 +108,7 @@ class TrialRun:
 
 
 def endless(task: Task, seed: int) -> Iterator[Any]:
-    """Batches of pass after pass."""
+    """Batches of one pass over the data after another."""
     rng = batch_rng(seed)
     while True:
         empty = True
@@ -144,8 +144,8 @@ def check_budget(trial: Trial) -> None:
             whole(name, value)
 
 
-def judged_after(evaluations: int, steps: int) -> frozenset[int]:
-    """The steps after which the model is judged, evenly spread from 0 to the last."""
+def evaluation_steps(evaluations: int, steps: int) -> frozenset[int]:
+    """The steps after which the model is evaluated, evenly spread from 0 to the last."""
     n = evaluations
     return frozenset((2 * i * steps + n) // (2 * n) for i in range(n + 1))
 
@@ -153,7 +153,7 @@ def judged_after(evaluations: int, steps: int) -> frozenset[int]:
 def learning_rates(
     trial: Trial, optimizer: torch.optim.Optimizer, steps: int
 ) -> Callable[[int], None] | None:
-    """A function that sets the learning rates of a step, or None if they stay."""
+    """A function that sets the learning rates of a step, or None if they are constant."""
     factor = schedule(trial.schedule, steps)
     if factor is None:
         return None
@@ -211,14 +211,14 @@ def schedule(settings: Mapping[str, Any], steps: int) -> Callable[[int], float] 
     return factor
 
 
-def _asks_for_loss(optimizer: torch.optim.Optimizer) -> bool:
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step needs a closure, as that of LBFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _asks_for_model(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a rule looks at the network: it has `watch`, and no setting that does without."""
+def _needs_model(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a rule needs the network: it has `watch`, and a setting that uses it."""
     kinds = {group.get("curvature") for group in optimizer.param_groups}
     return callable(getattr(optimizer, "watch", None)) and kinds != {"squared-batch"}
 
@@ -242,7 +242,7 @@ def batch_rng(seed: int) -> torch.Generator:
 
 @contextmanager
 def reproducible(seed: int, threads: int) -> Iterator[None]:
-    """Seeded, in float32, with deterministic algorithms where there are any; restored at the end.
+    """Seed all generators and use float32 and deterministic algorithms; restored at the end.
 
     Denormal numbers are flushed to zero: processors are slow with them, and averages of the squared
     gradients of inactive units are full of them.
@@ -254,7 +254,7 @@ def reproducible(seed: int, threads: int) -> Iterator[None]:
     flushed = float(torch.tensor(1e-39) * 1.0) == 0.0
     with generators_kept(), torch.enable_grad():
         try:
-            torch.set_num_threads(max(1, threads))  # a wrong number is refused by the trial itself
+            torch.set_num_threads(max(1, threads))  # `check_budget` raises for a wrong number
             torch.set_default_dtype(torch.float32)
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.set_flush_denormal(True)

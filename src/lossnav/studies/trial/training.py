@@ -1,8 +1,8 @@
 """The training loop of a trial, its measurements, and the checks before it runs.
 
-The loop is that of a plain script. Losses are read every `LOOK` steps, so that no step waits for a
-number; a divergence is noticed a few steps later, and the record is cut where it happened. All
-processes that train one trial read the same steps, and so stop together.
+Losses are read every `READ_EVERY` steps, so that no step waits for a number; a divergence is
+noticed a few steps later, and the record is cut where it happened. All processes that train one
+trial read the same steps, and so stop together.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from lossnav.studies.tasks import Split
 from lossnav.studies.trial import Result, Status, Trial, setup
 from lossnav.studies.trial.setup import TrialRun, Wrap, clock
 
-LOOK = 20
+READ_EVERY = 20
 """Steps between two reads of the losses."""
-_TOLD_EVERY = 0.1  # seconds between two reports of progress
+_REPORT_EVERY = 0.1  # seconds between two reports of progress
 _SAMPLED = 200  # approximate number of steps whose optimizer is timed
 
 
@@ -51,7 +51,7 @@ def run_trial(
         trial: The trial.
         callbacks: Objects with ``started``, ``step``, ``evaluated`` and ``finished``.
         progress: Called with step, number of steps and loss, at most ten times a second.
-        wrap: Replaces the task by one that is trained in its place.
+        wrap: Replaces the task by the one that is trained.
 
     Returns:
         The result: ``"diverged"`` if a loss is not finite, ``"failed"`` after an exception.
@@ -69,7 +69,7 @@ def run_trial(
             status, reason = "failed", _reason(error)
         try:
             log.settle(listeners.steps)
-        except Diverged as error:  # which caused any exception after it
+        except Diverged as error:  # the cause of any exception after it
             status, reason = "diverged", str(error)
         result = log.result(trial, status, reason)
         listeners.tell("finished", result)
@@ -77,7 +77,7 @@ def run_trial(
 
 
 def check(trial: Trial) -> str:
-    """Make the task, and the optimizer of small parameters; return one line that describes them.
+    """Build the task, and the optimizer of small parameters; return one line that describes them.
 
     Raises:
         ValueError: For an unknown rule or task, a wrong setting, or missing data.
@@ -89,8 +89,8 @@ def check(trial: Trial) -> str:
     with generators_kept():
         optimizer = make([torch.nn.Parameter(torch.zeros(size)) for size in ((2, 2), (2,))])
     setup.learning_rates(trial, optimizer, 100)
-    given = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
-    rule = f"{trial.rule_kind}({given})"
+    settings = ", ".join(f"{name}={value!r}" for name, value in trial.settings.items())
+    rule = f"{trial.rule_kind}({settings})"
     return f"{rule} on {trial.task_kind}, judged by {task.metric} ({task.better})"
 
 
@@ -132,23 +132,23 @@ def describe(trial: Trial, budget: float = 1.0) -> dict[str, float]:
     usual = times[2:] or times
     step = sum(usual) / len(usual)
     training = made + step * run.steps
-    stops = len(setup.judged_after(trial.evaluations, run.steps))
-    found = {split: training + stops * seconds for split, seconds in judged.items()}
+    stops = len(setup.evaluation_steps(trial.evaluations, run.steps))
+    totals = {split: training + stops * seconds for split, seconds in judged.items()}
     return {
         "parameters": run.parameters,
         "steps": run.steps,
         "start": max(0.0, first - made) + max(0.0, sum(times[:2]) - step * len(times[:2])),
-        "seconds": found[run.split],
-        "reporting_seconds": found.get("test", found[run.split]),
+        "seconds": totals[run.split],
+        "reporting_seconds": totals.get("test", totals[run.split]),
     }
 
 
 def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
     steps, pending = run.steps, log.pending
     log.sizes = {"parameters": run.parameters, "state_bytes": 0}
-    stops, sampled = setup.judged_after(trial.evaluations, steps), max(1, steps // _SAMPLED)
+    stops, sampled = setup.evaluation_steps(trial.evaluations, steps), max(1, steps // _SAMPLED)
     batches = setup.endless(run.task, trial.seed)
-    _judge(run, trial, 0, log, listeners)
+    _evaluate(run, trial, 0, log, listeners)
     now = clock()
     for step in range(steps):
         loss = run.step(next(batches), step, None if step % sampled else log.rule_times)
@@ -158,16 +158,16 @@ def _train(run: TrialRun, trial: Trial, log: Log, listeners: Listeners) -> None:
         log.seconds += now - before
         done = step + 1
         listeners.reached(done, steps, loss, now)
-        if done % LOOK == 0 or done in stops:
+        if done % READ_EVERY == 0 or done in stops:
             if done in stops or not log.sizes["state_bytes"]:
                 log.sizes["state_bytes"] = tensor_bytes(run.optimizer.state)
             log.settle(listeners.steps)
             if done in stops:
-                _judge(run, trial, done, log, listeners)
+                _evaluate(run, trial, done, log, listeners)
                 now = clock()
 
 
-def _judge(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Listeners) -> None:
+def _evaluate(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Listeners) -> None:
     began = clock()
     numbers = run.evaluate()
     log.evaluation_seconds += clock() - began
@@ -176,7 +176,7 @@ def _judge(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Listener
 
 
 def _reason(error: Exception) -> str:
-    """The exception and its place in the user's code, in one sentence."""
+    """The exception and its line in the user's code, in one sentence."""
     text = " ".join(str(error).split())[:400] or "no message"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -258,7 +258,7 @@ class Log:
 
 
 class Listeners:
-    """Callbacks and progress. One that raises is dropped, with a warning."""
+    """Callbacks and progress; one that raises an error is removed, with a warning."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Listeners:
         progress: Callable[[int, int, float], None] | None,
     ) -> None:
         self.trial, self.callbacks, self.progress = trial, list(callbacks), progress
-        self._told = time.perf_counter()
+        self._reported_at = time.perf_counter()
 
     def steps(self, first: int, losses: Any) -> None:
         """The losses of consecutive steps from ``first`` on (counted from 1)."""
@@ -277,8 +277,9 @@ class Listeners:
 
     def reached(self, step: int, steps: int, loss: Tensor, now: float) -> None:
         """Report progress at most ten times a second; the loss is only read then."""
-        if self.progress is not None and (now - self._told >= _TOLD_EVERY or step == steps):
-            self._told = now
+        due = now - self._reported_at >= _REPORT_EVERY or step == steps
+        if self.progress is not None and due:
+            self._reported_at = now
             try:
                 self.progress(step, steps, float(loss))
             except Exception as error:

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +24,10 @@ from lossnav.optim.torch.base import (
 )
 from lossnav.optim.torch.diagonal import kernels
 from lossnav.optim.torch.per_example import Examples, Loss
-from lossnav.optim.torch.shards import is_sharded, local, whole
+from lossnav.optim.torch.shards import is_sharded, local
 from lossnav.optim.torch.uncertain.step import (
     COLUMNS,
+    PLACES,
     GroupStep,
     KernelLayers,
     Statistics,
@@ -37,6 +37,7 @@ from lossnav.optim.torch.uncertain.step import (
 from lossnav.rules.uncertain import (
     BATCH_UNKNOWN,
     UncertainWeightsRule,
+    prior_variance_of,
     signal_shares,
     variance,
 )
@@ -55,13 +56,20 @@ class WeightUncertainty(NavigatorBase):
     Each weight is believed to be :math:`N(\mu, v)`, with a prior :math:`N(\mu_0, v_0)`. A step is
 
     .. math:: v=\frac{1}{c H+1/v_0},\qquad
-              \Delta\mu=-\mathrm{lr}\;v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
-              \;\text{ within }\pm\sqrt v,\qquad K=k B,\quad c=K/q^2,
+              \Delta\mu=-a\,v\,\Bigl[K m+\mathrm{pull}\,\frac{\mu-\mu_0}{v_0}\Bigr]
+              \;\text{ within }\pm\sqrt v,\qquad K=\frac{kE}a,\quad c=\frac K{q^2},
 
-    for averages m of the gradient of B examples and H of the curvature. The prior's mean starts at
-    the initial weights, follows the weights slowly, and is pulled back. A weight that no example
-    needs returns to :math:`v=v_0` and is free for the next task; one that matters has a small
-    variance and moves little. `lossnav.rules.uncertain` has the derivation.
+    for averages m of the gradient and H of the curvature. The prior's mean starts at the initial
+    weights, follows the weights slowly, and is pulled back. A weight that no example needs returns
+    to :math:`v=v_0` and is free for the next task; one that matters has a small variance and moves
+    little. `lossnav.rules.uncertain.UncertainWeightsRule` has the derivation.
+
+    *Evidence*: a step stands for E observations, and a belief rests on those of 1/a steps. E is the
+    batch size B; with ``"ggn"`` it is measured, from the variance of the gradient, which is the
+    curvature over E. Steps then do not depend on the scale of the loss, nor on the noise of a
+    regression's targets. A network with many weights for each example remembers for longer,
+    :math:`a=\mathrm{lr}/(1+\beta)`, where :math:`\beta` is the change that a step for one example
+    would make of that example's outputs.
 
     *Balance between layers*: q is the share of signal in a layer's gradient relative to the
     geometric mean over all layers. A layer with a noisy gradient counts as better known, and
@@ -77,10 +85,9 @@ class WeightUncertainty(NavigatorBase):
 
     Args:
         params: Parameters, named parameters, or groups. Each tensor is a layer.
-        lr: Step size (dimensionless).
-        k: Weight of the loss, for each example of a batch: K = kB is the number of examples that a
-            belief rests on. The default is for tasks that change; for one example at a time and
-            more than k weights it lets the prior decide, and warns.
+        lr: Share of the past that a step forgets (dimensionless): 1/lr steps are remembered. Where
+            the curvature decides, it is also the step in units of Newton's.
+        k: Weight of an observation; 1 is Bayes' rule for independent examples and weights.
         batch_size: Examples in a batch, those of all processes together; `watch` and `observe`
             count them instead. Without either it is needed: nothing in a gradient tells how many
             examples it is the mean of. A loss that is their sum is too large by that factor: divide
@@ -90,17 +97,18 @@ class WeightUncertainty(NavigatorBase):
             ``"ggn"``, the Gauss-Newton curvature of the loss, need `watch` or `observe`.
         pull: Strength of the pull towards the prior's mean.
         momentum: Decay rate of m where q = 1; zero uses each gradient by itself.
-        curvature_rate: Gain of the average H, which starts at zero: at first all weights are free.
-        signal_rate: Gain of the averages behind q, after a plain mean of the first ones.
+        curvature_rate: Gain of the average H, after a plain mean of the first ones.
+        signal_rate: The same for the averages behind q, E and :math:`\beta`.
         prior_rate: Rate at which the prior's mean follows the weights for a batch of one; with B
             examples it is :math:`\sqrt B` times as fast.
         return_rate: Rate at which the prior's mean returns to the initial weights.
-        prior_variance: :math:`v_0`. None takes the mean square of each matrix before its first
-            step. Vectors and zeros take that of the matrix before them in their group (a bias
-            follows its weight), or else after them; without any, their own mean square, or 1 for
-            zeros.
-        balance: Balance layers by their share of signal; False has q = 1. Without squares of
-            examples, signal is the agreement of a gradient with the average of the earlier ones.
+        prior_variance: :math:`v_0`. None takes 2 over the inputs of a row of each matrix, which
+            keeps the size of signals through layers with ReLU. Vectors take that of the matrix
+            before them in their group (a bias follows its weight), or else after them; without any,
+            1.
+        balance: Balance layers by their share of signal; False has q = 1, and measures E and
+            :math:`\beta` for each tensor by itself. Without squares of examples, signal is the
+            agreement of a gradient with the average of the earlier ones.
         inertia: :math:`\eta/\gamma^2` of the second-order equations, which slows fast directions;
             zero is the overdamped limit.
         volatility: With inertia, how much a moving mean raises the variance, in units of the
@@ -327,6 +335,7 @@ class WeightUncertainty(NavigatorBase):
             "weight": zero.clone(),
             "signal": zero.clone(),
             "scatter": zero.clone(),
+            "bend": zero.clone(),
             "age": torch.zeros(len(theta), dtype=kind, device=theta.device)
             if rows
             else zero.clone(),
@@ -337,18 +346,10 @@ class WeightUncertainty(NavigatorBase):
         """The prior variance of a parameter; see the class."""
         if group["prior_variance"] is not None:
             return float(group["prior_variance"])
-        if theta.is_meta:
-            return 1.0  # nothing is known of it
         place = next(i for i, other in enumerate(group["params"]) if other is theta)
         order = [*range(place, -1, -1), *range(place + 1, len(group["params"]))]
-        for i in order:
-            other = group["params"][i]
-            held = self.state.get(other)
-            if other.ndim > 1 and held:
-                return float(held["prior_variance"])
-            if other.ndim > 1 and _mean_square(other) > 0:
-                return _mean_square(other)
-        return _mean_square(theta) or 1.0
+        near = (group["params"][i] for i in order if group["params"][i].ndim > 1)
+        return prior_variance_of(tuple(next(near, theta).shape))
 
     def _here(self, batch: Batch) -> Batch:
         group, params, grads, columns = batch
@@ -366,24 +367,35 @@ class WeightUncertainty(NavigatorBase):
         return ok
 
     def _prepare(self, batches: list[Batch]) -> None:
-        """Collect the statistics of the examples and q of each layer, before anything changes."""
-        balanced = [batch for batch in batches if batch[0]["balance"]]
-        signal, scatter = ([t for batch in balanced for t in batch[3][i]] for i in (7, 8))
-        qs: Iterator[Any] = iter(())
-        held: Iterator[tuple[float, float]] = iter(())
+        """Collect what the step needs of the batch and of all layers, before anything changes."""
+        sums = [[t for batch in batches for t in batch[3][place]] for place in PLACES]
+        held: list[tuple[float, ...]] = []
         if any(traced(batch[0]) for batch in batches):
-            if signal:
-                qs = iter(signal_shares(stacked(signal), stacked(scatter)).unbind())
+            found = [stacked(column) for column in sums]
         else:
-            pairs = [(s.item(), n.item()) for s, n in zip(signal, scatter, strict=True)]
-            qs, held = iter(signal_shares(*np.array(pairs).reshape(-1, 2).T).tolist()), iter(pairs)
-        self._now = []
+            held = [tuple(t.item() for t in row) for row in zip(*sums, strict=True)]
+            found = list(np.array(held).T)
+        balanced = [batch[0]["balance"] for batch in batches for _ in batch[1]]
+        chosen = [i for i, here in enumerate(balanced) if here]
+        shares = signal_shares(*(column[chosen] for column in found[:2])) if chosen else []
+        known = shares.unbind() if isinstance(shares, Tensor) else list(map(float, shares))
+        qs = dict(zip(chosen, known, strict=True))
+        self._now, first = [], 0
         for group, params, _, columns in batches:
-            q = [next(qs) if group["balance"] else 1.0 for _ in params]
-            averages = list(islice(held, len(params))) if group["balance"] else []
+            places = range(first, first + len(params))
+            first += len(params)
+            q = [qs.get(i, 1.0) for i in places]
+            averages = [held[i] for i in places] if held else []
             seen = self._statistics(group, params)
-            size = self._batch(group)
-            now = GroupStep(group, _rule(group), params, seen, q, size, averages)
+            size, rule = self._batch(group), _rule(group)
+            weights = []
+            for rows in [chosen] if group["balance"] else [[i] for i in places]:
+                signal, scatter, bend = (column[rows] for column in found)
+                K, length = rule.weights(signal, scatter, bend, size)
+                weights.append((float(K), float(length)) if held else (K, length))
+            if group["balance"]:
+                weights *= len(params)
+            now = GroupStep(group, rule, params, seen, q, weights, size, averages)
             _check_memory(now, columns)
             self._now.append(now)
 
@@ -401,11 +413,11 @@ class WeightUncertainty(NavigatorBase):
         else:
             counted = float(told)
         if not (self._compared or torch.compiler.is_compiling()):
-            self._compare(counted, told, _rule(group))
+            self._compare(counted, told)
         return counted
 
-    def _compare(self, counted: float, told: float | None, rule: UncertainWeightsRule) -> None:
-        """Warn, once, if the first batch contradicts what was said of it, or says too little."""
+    def _compare(self, counted: float, told: float | None) -> None:
+        """Warn, once, if the first batch contradicts what was said of it."""
         self._compared = True
         if told is not None and counted not in (told, told * _processes()):
             warnings.warn(
@@ -413,10 +425,6 @@ class WeightUncertainty(NavigatorBase):
                 "used. Leave batch_size out.",
                 stacklevel=6,
             )
-        weights = sum(p.numel() for group in self.param_groups for p in group["params"])
-        doubt = rule.doubt(counted, weights)
-        if doubt:
-            warnings.warn(doubt, stacklevel=6)
 
     def _statistics(self, group: Group, params: list[Tensor]) -> Statistics:
         kind, watch = group["curvature"], self._examples
@@ -491,7 +499,7 @@ def _check_memory(now: GroupStep, columns: list[list[Tensor]]) -> None:
     """Refuse settings that need what the state of some parameter does not have."""
     rule = now.rule
     for theta, average, age, (squares, _) in zip(
-        now.wholes, columns[4], columns[9], now.seen, strict=True
+        now.wholes, columns[4], columns[10], now.seen, strict=True
     ):
         if average.shape != theta.shape:
             if rule.averages:
@@ -510,13 +518,6 @@ def _check_memory(now: GroupStep, columns: list[list[Tensor]]) -> None:
                 "reset was set after the first step of an optimizer that began without: the ages "
                 "of its units were not counted. Make a new optimizer with reset."
             )
-
-
-def _mean_square(theta: Tensor) -> float:
-    if not theta.numel() or theta.is_meta:
-        return 0.0
-    x = torch.view_as_real(theta.detach()) if theta.is_complex() else theta.detach()
-    return float(whole(x.to(state_dtype(x)).square().mean()))
 
 
 def _processes() -> int:

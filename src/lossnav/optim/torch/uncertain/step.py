@@ -15,6 +15,7 @@ from lossnav.optim.torch.diagonal import _real, kernels
 from lossnav.optim.torch.shards import splits, totals
 from lossnav.rules.uncertain import (
     MOST_CURVATURE,
+    SUMS,
     Observed,
     UncertainWeightsRule,
     averaged,
@@ -23,14 +24,15 @@ from lossnav.rules.uncertain import (
 
 COLUMNS = (
     "step", "curvature", "prior_mean", "start", "average", "prior_variance", "weight", "signal",
-    "scatter", "age",
+    "scatter", "bend", "age",
 )  # fmt: skip
 """The state of a parameter; what a setting does not need is a single zero."""
+PLACES = tuple(COLUMNS.index(name) for name in SUMS)
 Columns = list[list[Tensor]]
 Statistics = list[tuple[Tensor | None, Tensor | None]]
 """For each parameter, the squares of its examples' gradients and its measured curvature."""
-Sums = tuple[Any, Any] | None
-"""Sums over a layer, of the signal with its noise and of the noise; None where not measured."""
+Sums = tuple[Any, ...] | None
+"""The rule's sums over a layer; None where there are none yet."""
 
 
 class GroupStep(NamedTuple):
@@ -41,8 +43,9 @@ class GroupStep(NamedTuple):
     wholes: list[Tensor]  # the parameters, sharded or not
     seen: Statistics
     q: list[Any]
+    weights: list[tuple[Any, Any]]  # of each parameter
     batch_size: float
-    averages: list[tuple[float, float]]  # of signal and scatter; empty if values cannot be read
+    averages: list[tuple[float, ...]]  # of the sums; empty if values cannot be read
 
 
 class KernelLayers:
@@ -84,13 +87,13 @@ def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tenso
         else:
             step += 1 if ok is None else ok.to(step.device)
     for i, theta in enumerate(params):
-        if columns[9][i].ndim and now.rule.reset is not None:
+        if columns[10][i].ndim and now.rule.reset is not None:
             x, at, error = _real([theta])[0], theta.device, columns[-1][i]
             state = {name: t.to(at) for name, t in _state(columns, i).items()}
             wide = widened(x, error, state["curvature"].dtype)
             drawn, age = now.rule.redrawn(wide, state, torch.randn_like)
             rounded(x, drawn if ok is None else torch.where(ok.to(at), drawn, wide), error)
-            _store(columns[9][i], age, ok)
+            _store(columns[10][i], age, ok)
 
 
 def _move(
@@ -101,14 +104,16 @@ def _move(
     x, g = _real([theta, grad])
     H = held["curvature"]
     squares, curvature = (None if t is None else t.to(H) for t in now.seen[i])
-    seen = Observed(now.batch_size, squares if rule.balance else None, curvature)
+    seen = Observed(now.batch_size, squares, curvature)
     state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in held.items()}
-    if not (rule.averages or (rule.balance and squares is None)):
+    if not rule.keeps_average:
         del state["average"]
-    q = q.to(H) if isinstance(q, Tensor) else q
+    q, *weights = (z.to(H) if isinstance(z, Tensor) else z for z in (q, *now.weights[i]))
     error = columns[-1][i]
     wide = widened(x, error, H.dtype)
-    move, kept, sums = rule.move(g.to(H.dtype), state, wide, q, seen, torch.randn_like)
+    move, kept, sums = rule.move(
+        g.to(H.dtype), state, wide, q, (weights[0], weights[1]), seen, torch.randn_like
+    )
     moved = wide + move
     rounded(x, moved if ok is None else torch.where(ok.to(x.device), moved, wide), error)
     for name in ("curvature", "prior_mean", "average", "weight"):
@@ -127,31 +132,33 @@ def _run_kernel(
 ) -> None:
     """Take the steps of some tensors by the kernel; their sums go into ``sums``."""
     kernel, chosen, rule, B = kernels(), layers.chosen, now.rule, now.batch_size
-    K, lr, pull, averages = rule.k * B, float(rule.dt), rule.pull, rule.averages
-    rate, follow, back = rule.curvature_rate, rule.prior_gain(B), rule.return_rate
+    pull, averages = rule.pull, rule.averages
+    follow, back = rule.prior_gain(B), rule.return_rate
     tensors, numbers = [], []
     for i, (x, *memory, average) in zip(chosen, layers.arrays, strict=True):
+        rate, (K, length) = rule.curvature_gain(times[i]), now.weights[i]
         q, v0, dtype = now.q[i], columns[5][i].item(), columns[1][i].dtype
         squares, curvature = now.seen[i]
         g, bend, square = (
             x[:0] if t is None else kernel.flat(t.to(dtype).contiguous())
-            for t in (grads[i], curvature, squares if rule.balance else None)
+            for t in (grads[i], curvature, squares if B > 1 else None)
         )
-        average = average if averages or (rule.balance and squares is None) else x[:0]
+        average = average if rule.keeps_average else x[:0]
         tensors.append((x, g, *memory, average, bend, square))
         c = K / q**2
         columns[6][i].fill_(c)
         numbers.append((
-            1 - rate, rate * B, rate, MOST_CURVATURE, c, 1 / v0, pull / (K * v0), lr * K,
+            1 - rate, rate * B, rate, MOST_CURVATURE, c, 1 / v0, pull / (K * v0), length,
             rule.gain(times[i], q), averages, 1 - follow - back, follow, back,
-            1 - lr * rule.weight_decay,
+            1 - float(rule.dt) * rule.weight_decay,
         ))  # fmt: skip
-    found = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=2).tolist()
+    found = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=3).tolist()
     # Autograd must know of the change: it refuses a backward pass that needs the old values.
     torch.autograd.graph.increment_version(layers.changed)
-    for i, arrays, (signal, other) in zip(chosen, tensors, found, strict=True):
-        if rule.balance and len(arrays[5]) + len(arrays[7]) >= len(arrays[0]):
-            sums[i] = signal, scatter_of(signal, other, now.seen[i][0] is None, B)
+    for i, arrays, (signal, other, bend) in zip(chosen, tensors, found, strict=True):
+        squares = other if len(arrays[7]) else None
+        noise = scatter_of(signal, other, squares, B)
+        sums[i] = signal, noise, bend if len(arrays[6]) else B * signal
 
 
 def _average_sums(
@@ -162,20 +169,20 @@ def _average_sums(
     chosen = [i for i, here in enumerate(known) if here]
     if not chosen:
         return
-    rule, B = now.rule, now.batch_size
-    paired = [float(now.seen[i][0] is None) for i in chosen]
+    rule = now.rule
+    paired = [rule.paired(Observed(now.batch_size, *now.seen[i])) for i in chosen]
     over = splits([now.wholes[i] for i in chosen])
     if times and now.averages and not over:
         for i, pair in zip(chosen, paired, strict=True):
-            gain = rule.signal_gain(times[i], pair, B)
-            for j, old, new in zip((7, 8), now.averages[i], sums[i], strict=True):  # type: ignore[arg-type]
+            gain = rule.signal_gain(times[i], pair)
+            for j, old, new in zip(PLACES, now.averages[i], sums[i], strict=True):  # type: ignore[arg-type]
                 columns[j][i].fill_(averaged(old, float(new), gain))
         return
     steps = stacked([columns[0][i] for i in chosen])
-    gain = rule.signal_gain(steps, torch.tensor(paired).to(steps), B)
-    averages = [columns[j][i] for j in (7, 8) for i in chosen]
-    found = [sums[i][part] for part in (0, 1) for i in chosen]  # type: ignore[index]
-    old, new = (stacked(values).reshape(2, len(chosen)) for values in (averages, found))
+    gain = rule.signal_gain(steps, torch.tensor(paired).to(steps))
+    averages = [columns[j][i] for j in PLACES for i in chosen]
+    found = [sums[i][part] for part in range(len(SUMS)) for i in chosen]  # type: ignore[index]
+    old, new = (stacked(values).reshape(len(SUMS), len(chosen)) for values in (averages, found))
     values = averaged(old, totals(over, new), gain).reshape(-1)
     for average, value in zip(averages, values, strict=True):
         _store(average, value, ok)

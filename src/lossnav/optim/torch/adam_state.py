@@ -1,7 +1,7 @@
-"""Moving in from Adam, AdamW and NAdam of PyTorch, and back to AdamW.
+"""Convert states of PyTorch's Adam, AdamW and NAdam to Navigator's, and back to AdamW's.
 
-Both keep an average of the gradient and one of its square, from zero and without bias correction,
-so the state of one is that of the other under another name.
+All store averages of the gradient and of its square, from zero and without bias correction, so
+only names and settings differ.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lossnav.optim.torch.base import Group
-from lossnav.optim.torch.shards import say
+from lossnav.optim.torch.shards import print_once
 
 NAMES = {"step": "step", "exp_avg": "mean", "exp_avg_sq": "variance"}
-"""Entries of Adam's state, and ours."""
+"""Entries of Adam's state, and the same in Navigator's."""
 KEPT = ("lr", "betas", "eps", "weight_decay")
 ALSO = ("maximize", "capturable", "differentiable")
 PEAKS = ("lr", "initial_lr", "max_lr")
@@ -25,14 +25,14 @@ PEAKS = ("lr", "initial_lr", "max_lr")
 def is_adam(saved: Any) -> bool:
     """Whether a state dict looks like one of Adam, AdamW or NAdam."""
     groups = saved.get("param_groups") if isinstance(saved, dict) else None
-    held = saved.get("state") if isinstance(saved, dict) else None
-    if not (isinstance(groups, list) and groups and isinstance(held, dict)):
+    states = saved.get("state") if isinstance(saved, dict) else None
+    if not (isinstance(groups, list) and groups and isinstance(states, dict)):
         return False
-    known = all({"params", *KEPT} <= set(group) and "gamma" not in group for group in groups)
-    return known and all(set(NAMES) <= set(state) for state in held.values())
+    like_adam = all({"params", *KEPT} <= set(group) and "gamma" not in group for group in groups)
+    return like_adam and all(set(NAMES) <= set(state) for state in states.values())
 
 
-def translated(saved: dict[str, Any], own: list[Group], settings: Group) -> dict[str, Any]:
+def from_adam_state(saved: dict[str, Any], own: list[Group], settings: Group) -> dict[str, Any]:
     """Adam's state dict as one of Navigator.
 
     Args:
@@ -52,8 +52,8 @@ def translated(saved: dict[str, Any], own: list[Group], settings: Group) -> dict
         new |= {key: group[key] for key in ALSO if key in group}
         groups.append(new)
     state = {
-        key: {ours: held[theirs] for theirs, ours in NAMES.items()}
-        for key, held in saved["state"].items()
+        key: {ours: averages[theirs] for theirs, ours in NAMES.items()}
+        for key, averages in saved["state"].items()
     }
     return {"state": state, "param_groups": groups}
 
@@ -61,16 +61,16 @@ def translated(saved: dict[str, Any], own: list[Group], settings: Group) -> dict
 _OF_ADAM = {
     "amsgrad", "decoupled_weight_decay", "foreach", "fused", "momentum_decay", *KEPT, *ALSO,
 }  # fmt: skip
-"""Settings of Adam's groups; all other keys, as those of schedulers, are kept as they are."""
+"""Settings of Adam's groups; all other keys, such as those of schedulers, are copied."""
 
 
 def _refuse(group: Group) -> None:
     if group.get("amsgrad"):
         raise ValueError(
-            "This state is of AMSGrad, which keeps the largest v ever seen; Navigator forgets. "
-            "Begin with a new Navigator. Nothing was changed."
+            "This state is of AMSGrad, which stores the largest v so far, but Navigator does not: "
+            "create a new Navigator. Nothing was changed."
         )
-    # Before PyTorch 2.7 neither AdamW nor Adam said it; then it is taken as AdamW's.
+    # PyTorch before 2.7 saves no such key; then AdamW is assumed.
     if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
         raise ValueError(
             f"weight_decay is {group['weight_decay']:.6g} as a penalty in the loss (Adam, NAdam), "
@@ -80,7 +80,7 @@ def _refuse(group: Group) -> None:
 
 
 def summary(source: str, saved: dict[str, Any], taken: int) -> str:
-    """One line on what was taken; ``taken`` counts parameters whose state was."""
+    """One line on what was converted; ``taken`` counts parameters with a state."""
     first = saved["param_groups"][0]
     values = ", ".join(f"{key} {_short(first[key])}" for key in KEPT)
     more = len(saved["param_groups"]) - 1
@@ -99,7 +99,7 @@ def _short(value: Any) -> str:
     return f"{float(value):.6g}"
 
 
-def moved_in(cls: Any, optimizer: Any, params: Any, *, verbose: bool, settings: Group) -> Any:
+def from_adam(cls: Any, optimizer: Any, params: Any, *, verbose: bool, settings: Group) -> Any:
     """See `lossnav.optim.torch.Navigator.like`."""
     whole = isinstance(optimizer, torch.optim.Optimizer)
     saved = optimizer.state_dict() if whole else optimizer
@@ -118,24 +118,24 @@ def moved_in(cls: Any, optimizer: Any, params: Any, *, verbose: bool, settings: 
             for group in optimizer.param_groups
         ]
     made = cls(params, **settings)
-    new = translated(saved, made.param_groups, made.defaults)
+    new = from_adam_state(saved, made.param_groups, made.defaults)
     for group in new["param_groups"]:
         group |= settings
         for key in group["params"]:
-            held = new["state"].get(key)
+            averages = new["state"].get(key)
             # A matrix of KroneckerNavigator has a basis, which must come from gradients.
-            if held and "phase" in made._fresh(
-                torch.empty(held["mean"].shape, device="meta"), group
+            if averages and "phase" in made._fresh(
+                torch.empty(averages["mean"].shape, device="meta"), group
             ):
                 del new["state"][key]
     made.load_state_dict(new)
     if verbose:
         source = type(optimizer).__name__ if whole else "a state dict of Adam or AdamW"
-        say(summary(source, saved, len(new["state"])))
+        print_once(summary(source, saved, len(new["state"])))
     return made
 
 
-def adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
+def to_adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
     """A state dict of Navigator as one of `torch.optim.AdamW`."""
     usual = torch.optim.AdamW([torch.zeros(())]).defaults
     groups = []
@@ -148,13 +148,13 @@ def adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
         extra = {key: group[key] for key in group if key not in _OF_OURS}
         groups.append({**usual, **extra, **{key: group[key] for key in (*KEPT, *ALSO)}})
     state: dict[Any, dict[str, Tensor]] = {}
-    for key, held in saved["state"].items():
-        if "phase" in held:
+    for key, averages in saved["state"].items():
+        if "phase" in averages:
             raise ValueError(
                 "The state of a matrix of KroneckerNavigator is in a basis of its own, which AdamW "
                 "does not have: begin with a new AdamW."
             )
-        state[key] = {theirs: held[ours].clone() for theirs, ours in NAMES.items()}
+        state[key] = {theirs: averages[ours].clone() for theirs, ours in NAMES.items()}
     return {"state": state, "param_groups": groups}
 
 

@@ -1,0 +1,13 @@
+"""AdEMAMix of pytorch_optimizer: Adam with a second, slower mean gradient."""
+
+from pytorch_optimizer import AdEMAMix
+
+NAME = "AdEMAMix"
+AUTHOR = "the lossnav developers"
+TUNING = "not tuned: a rate from other measurements"
+
+
+def make(model, steps, lr=1e-3, beta1=0.9, beta3=0.999, alpha=2.0, schedule="wsd"):
+    betas = beta1, 0.99, beta3
+    optimizer = AdEMAMix(model.parameters(), lr, betas, alpha=alpha, t_alpha_beta3=steps)
+    return optimizer, schedule

@@ -1,0 +1,156 @@
+"""Entries of the speed-run: one small file each, built in or of one's own.
+
+An entry is a Python file like this one, and its file's name is what it is called by::
+
+    NAME = "Lion"
+    AUTHOR = "Ada"
+    TUNING = "5 learning rates at 200 steps, seed 0"
+
+    def make(model, steps, lr=1e-3, schedule="linear"):
+        return Lion(model.parameters(), lr), schedule
+
+`make` gets the model and the number of steps, and settings that have defaults. It returns an
+optimizer of PyTorch, or a list of them for different parameters, and the schedule: a name in
+`lossnav.studies.speedrun.track.SCHEDULES`, or a function from the step, counted from 0, to the
+factor of all learning rates.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lossnav._base import checks
+from lossnav.studies.spec import lookup
+
+FOLDER = Path(__file__).parent / "entries"
+WORDS = ("NAME", "AUTHOR", "TUNING")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rule that takes part.
+
+    Attributes:
+        path: Its file.
+        name: Name in the table.
+        author: Who wrote and tuned it.
+        tuning: How its settings were tuned.
+        make: ``make(model, steps, **settings) -> (optimizers, schedule)``.
+        settings: The settings of `make` and their defaults.
+        code: A hash of its code, without the texts and defaults above.
+    """
+
+    path: Path
+    name: str
+    author: str
+    tuning: str
+    make: Callable[..., Any] = field(repr=False)
+    settings: Mapping[str, Any]
+    code: str
+
+    def with_settings(self, changed: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings, some of them changed; one that there is not is refused."""
+        lookup.check_settings(f"The entry {self.path.stem!r}", changed, list(self.settings))
+        return {**self.settings, **changed}
+
+
+def builtin() -> list[str]:
+    """Names of the entries that come with the library."""
+    return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+
+
+def load(rule: str) -> Entry:
+    """The built-in entry of that name, or the one in a file, such as ``entries/mine.py``.
+
+    Examples:
+        >>> load("adamw").name
+        'AdamW'
+        >>> load("adamv")
+        Traceback (most recent call last):
+        ...
+        ValueError: There is no built-in entry named 'adamv'. Did you mean 'adamw'?
+    """
+    path = Path(rule)
+    if path.suffix != ".py" and len(path.parts) == 1:
+        path = FOLDER / f"{checks.choice('built-in entry', rule, builtin())}.py"
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}: check the path.")
+    what = f"The entry {path}"
+    source = path.read_bytes()
+    try:
+        tree = ast.parse(source)
+        spec = importlib.util.spec_from_file_location(f"_speedrun_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise ImportError("Python has no way to import it")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent.resolve()))  # for what lies beside it
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.pop(0)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise  # the command names the extra that has it
+        raise ValueError(f"{what} cannot be loaded: {described(error, path)}.") from error
+    for word in WORDS:
+        if not (isinstance(text := getattr(module, word, None), str) and text.strip()):
+            raise ValueError(f"{what} must say its {word}, a line of text.")
+    make = getattr(module, "make", None)
+    if not inspect.isfunction(make):
+        raise ValueError(f"{what} must have a function make(model, steps, ...).")
+    name, author, tuning = (" ".join(getattr(module, word).split()) for word in WORDS)
+    return Entry(path, name, author, tuning, make, _settings(what, make), _digest(tree))
+
+
+def described(error: BaseException, path: Path) -> str:
+    """An exception in one line, with the last line of the entry that it went through."""
+    text = " ".join(str(error).split())[:300]
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = path.resolve()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == where]
+    return f"{text} (line {frames[-1].lineno})" if frames else text
+
+
+def _settings(what: str, make: Callable[..., Any]) -> dict[str, Any]:
+    """The settings of `make` with their defaults."""
+    given = list(inspect.signature(make).parameters.values())
+    if len(given) < 2 or any(p.default is not p.empty for p in given[:2]):
+        raise ValueError(f"{what} must have make(model, steps, ...), with these two first.")
+    settings = {}
+    for p in given[2:]:
+        if p.default is p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            raise ValueError(f"{what} has the setting {p.name!r} without a default: give it one.")
+        if not isinstance(p.default, bool | int | float | str | None):
+            raise ValueError(
+                f"{what} has {p.name} = {p.default!r:.40}, but a setting must be a number, a text, "
+                "a truth value or None."
+            )
+        settings[p.name] = p.default
+    return settings
+
+
+def _digest(tree: ast.Module) -> str:
+    """A hash of the code: comments, texts about it and defaults of `make` do not change it."""
+    kept = []
+    for node in tree.body:
+        if isinstance(node, ast.Expr):
+            continue
+        if isinstance(node, ast.Assign) and all(
+            isinstance(target, ast.Name) and target.id in WORDS for target in node.targets
+        ):
+            continue
+        if isinstance(node, ast.FunctionDef) and node.name == "make":
+            node.args.defaults = []
+            node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+        kept.append(node)
+    text = ast.unparse(ast.Module(kept, []))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
