@@ -126,8 +126,12 @@ def test_where_circling_costs_less_than_rest_no_path_is_best():
     loss = ln.Expression(f"0.5 + 0.1*{r2} - 0.0318*{r2}**2 + 0.0018*{r2}**3", ["x", "y"])
     assert loss([3.0, 0.0]) < 0.2 < 0.5 == loss([0.0, 0.0])
     turning = ln.Objective(loss, drift=ln.Rotation(1.0))
-    with pytest.raises(ValueError, match=r"going round .* costs .* less than the 0\.5 of the best"):
-        ln.solve(turning, [0.5, 0.0])
+    s = np.roots([3 * 0.0018, -2 * 0.0318, 0.1]).max()  # r^2 of the ring
+    least = 0.5 + 0.1 * s - 0.0318 * s**2 + 0.0018 * s**3
+    for start in ([0.5, 0.0], [-1.0, 0.3]):
+        with pytest.raises(ValueError, match=r"less than the 0\.5 of the best rest") as refused:
+            ln.solve(turning, start)
+        assert f"going round (0, 0) with the drift costs {least:.6g} per" in str(refused.value)
     # The longer the path, the less it costs beyond rest: there is no least.
     beyond = [
         ln.solve(turning, [0.5, 0.0], horizon=T, end=[0.5, 0.0]).J - 0.5 * T for T in (30.0, 60.0)

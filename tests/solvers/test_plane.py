@@ -186,6 +186,7 @@ def test_on_the_watershed_both_ends_cost_the_same():
 
 def test_four_equal_minima_share_the_plane():
     found = ln.policy(ln.Objective(ln.Himmelblau()), [(-5, 5), (-5, 5)], 101)
+    assert found.minima.tolist() == sorted(found.minima.tolist())  # rounding does not order them
     assert set(np.unique(found.basin)) == {0, 1, 2, 3}
     for number, minimum in enumerate(found.minima):
         node = np.abs(found.x - minimum[0]).argmin(), np.abs(found.y - minimum[1]).argmin()

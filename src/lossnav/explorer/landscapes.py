@@ -24,6 +24,7 @@ from lossnav.explorer.requests import Refused
 from lossnav.problem import landscapes
 from lossnav.problem.slices import GridLoss
 from lossnav.problem.toml_files import LOSSES
+from lossnav.solvers.plane.grid import lowest_first
 
 GRID = 81
 """Nodes on each side of the picture of a landscape."""
@@ -242,8 +243,10 @@ def _minima(loss: landscapes.Loss, source: Landscape, box: Box) -> tuple[tuple[f
         near = (np.linalg.norm(point - p) <= 1e-4 * (1 + np.linalg.norm(p)) for p in found)
         if not any(near):
             found.append(point)
-    found.sort(key=lambda point: float(loss(point)))
-    return tuple((float(p[0]) + 0.0, float(p[1]) + 0.0) for p in found[:ENDS])
+    if not found:
+        return ()
+    lowest = lowest_first([float(loss(p)) for p in found], np.stack(found), z)[:ENDS]
+    return tuple((float(found[i][0]) + 0.0, float(found[i][1]) + 0.0) for i in lowest)
 
 
 def _bottom(loss: landscapes.Loss, near: FloatArray) -> FloatArray | None:

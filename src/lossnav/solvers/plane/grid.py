@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
@@ -234,7 +234,20 @@ def rest_points(objective: Objective, grid: Grid) -> list[RestPoint]:
             "no point of rest that optimal paths approach; rest costs least near "
             f"{lowest.tolist()}. Choose a box around a minimum, or a finer grid if it is narrow."
         )
-    return sorted(ends, key=lambda end: end.cost)
+    order = lowest_first([end.cost for end in ends], np.stack([e.theta for e in ends]), grid.U)
+    return [ends[i] for i in order]
+
+
+def lowest_first(costs: ArrayLike, points: FloatArray, around: FloatArray) -> list[int]:
+    """The order of points by cost, and by place where only rounding tells their costs apart.
+
+    Costs are compared to nine digits of how far the median of the costs ``around`` is above the
+    lowest.
+    """
+    finite = around[np.isfinite(around)]
+    scale = 1e-9 * float(np.median(finite) - finite.min()) or 1.0
+    places = np.round(points / (1e-9 * (1 + np.abs(points).max())))
+    return np.lexsort([*places.T[::-1], np.round(np.asarray(costs) / scale)]).tolist()
 
 
 def _end(objective: Objective, theta: FloatArray, step: FloatArray) -> RestPoint | None:

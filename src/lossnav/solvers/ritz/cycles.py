@@ -25,6 +25,7 @@ from lossnav.solvers.trajectory import brief
 _ANGLES = np.linspace(0, 2 * np.pi, 48, endpoint=False)
 _RADII = np.geomspace(0.05, 5.0, 20)
 _PLANES = 10
+_ZOOMS = 6  # each finds the radius ten times as precisely; the cost is then right to all digits
 
 
 class Cycle(NamedTuple):
@@ -85,7 +86,42 @@ def _may_circle(objective: Objective, places: Sequence[FloatArray]) -> bool:
 
 
 def _best_circle(objective: Objective, places: Sequence[FloatArray]) -> Cycle:
-    return min(_circles(objective, places), key=lambda cycle: cycle.cost)
+    """The cheapest circle in a plane of two coordinates, about the origin or one of the places."""
+    dim = len(places[0])
+    size = 1.0 + float(np.abs(places).max())
+    best = Cycle(math.inf, places[0], np.tile(places[0], (len(_ANGLES), 1)), 1.0)
+    plane, radius = (0, 1), size
+    planes = list(itertools.islice(itertools.combinations(range(dim), 2), _PLANES))
+    for center, tried in itertools.product([np.zeros(dim), *places], planes):
+        cycle, its_radius = _cheapest(objective, center, tried, size * _RADII)
+        if cycle.cost < best.cost:
+            best, plane, radius = cycle, tried, its_radius
+    reach = math.log(_RADII[1] / _RADII[0])
+    for zoom in range(_ZOOMS) if math.isfinite(best.cost) else ():
+        radii = radius * np.exp(np.linspace(-reach, reach, 21) * 0.1**zoom)
+        best, radius = _cheapest(objective, best.center, plane, radii)
+    return best
+
+
+def _cheapest(
+    objective: Objective, center: FloatArray, plane: tuple[int, int], radii: FloatArray
+) -> tuple[Cycle, float]:
+    """The cheapest of some circles about one point, and its radius."""
+    out, along = np.zeros((2, len(radii), len(_ANGLES), len(center)))
+    out[..., plane] = radii[:, None, None] * np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+    along[..., plane] = radii[:, None, None] * np.stack([-np.sin(_ANGLES), np.cos(_ANGLES)], axis=1)
+    points = center + out
+    with np.errstate(all="ignore"):
+        still, ahead, back = (
+            running_jet(objective, points, sign * along, 0)[0].mean(axis=1) for sign in (0, 1, -1)
+        )
+        # In the angular speed w the cost is still + w (ahead - back)/2 + w^2 (...).
+        square = (ahead + back) / 2 - still
+        speed = -(ahead - back) / (4 * square)
+        cost = still - square * speed**2
+    cost = np.where(np.isfinite(cost) & (speed != 0), cost, np.inf)
+    n = int(np.argmin(cost))
+    return Cycle(float(cost[n]), center, points[n], float(speed[n])), float(radii[n])
 
 
 def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
@@ -97,33 +133,6 @@ def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
         mixed = running_jet(objective, points, np.zeros_like(points))[2][:, dim:, :dim]
     curl = np.abs(mixed - mixed.swapaxes(1, 2))
     return not float(np.nanmax(curl)) > 1e-10 * float(np.nanmax(np.abs(mixed)))
-
-
-def _circles(objective: Objective, places: Sequence[FloatArray]) -> list[Cycle]:
-    dim = len(places[0])
-    size = 1.0 + float(np.abs(places).max())
-    cycles: list[Cycle] = []
-    pairs = list(itertools.islice(itertools.combinations(range(dim), 2), _PLANES))
-    for center, (i, j) in itertools.product([np.zeros(dim), *places], pairs):
-        unit = np.zeros((2, len(_ANGLES), dim))
-        unit[0, :, i], unit[0, :, j] = np.cos(_ANGLES), np.sin(_ANGLES)
-        unit[1, :, i], unit[1, :, j] = -np.sin(_ANGLES), np.cos(_ANGLES)
-        out, along = size * _RADII[:, None, None] * unit[:, None]
-        points = center + out
-        with np.errstate(all="ignore"):
-            still, ahead, back = (
-                running_jet(objective, points, sign * along, 0)[0].mean(axis=1)
-                for sign in (0, 1, -1)
-            )
-            # In the angular speed w the cost is still + w (ahead - back)/2 + w^2 (...).
-            square = (ahead + back) / 2 - still
-            speed = -(ahead - back) / (4 * square)
-            cost = still - square * speed**2
-        cycles += [
-            Cycle(float(cost[n]), center, points[n], float(speed[n]))
-            for n in np.flatnonzero(np.isfinite(cost) & (speed != 0))
-        ]
-    return cycles or [Cycle(math.inf, places[0], np.tile(places[0], (len(_ANGLES), 1)), 1.0)]
 
 
 def _deformed_cost(objective: Objective, cycle: Cycle) -> float:
