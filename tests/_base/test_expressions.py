@@ -91,6 +91,11 @@ def test_a_power_of_a_negative_number_is_nan(text):
     assert np.isnan(loss.grad([0.5, 1.3])).any()
 
 
+def test_a_power_of_zero_has_no_derivative():
+    loss = Expression("(abs(log(x))*0**y)**acos(y)", ["x", "y"])
+    assert np.isnan(loss.grad([0.5, -0.25])).all()
+
+
 REFUSED = {
     "sin(cos(sin(cos(sin(cos(sin(cos(sin(x)))))))))": "more than 8 deep",
     "(x + 2)**(9999999 - y)": r"exponent 1e\+07; at most 64",

@@ -47,8 +47,10 @@ def real(expr: sympy.Expr) -> sympy.Expr:
     return expr.replace(sympy.Abs, Abs).replace(sympy.sign, sign)
 
 
-def _as_floats(expr: sympy.Expr) -> sympy.Expr:
-    """The formula with floats for integers that exceed machine precision."""
+def _printable(expr: sympy.Expr) -> sympy.Expr:
+    """The formula with NaN for 1/0, and floats for integers that exceed machine precision."""
+    if expr.has(sympy.zoo):  # such as the derivative of 0**x, which is defined nowhere
+        return sympy.nan
     large = [n for n in expr.atoms(sympy.Rational) if max(abs(n.p), n.q) > 2**53]
     return expr.xreplace({n: sympy.Float(n, 17) for n in large}) if large else expr
 
@@ -78,7 +80,7 @@ def compiled(
     }
     return sympy.lambdify(
         list(symbols),
-        [_as_floats(formula) for formula in formulas],
+        [_printable(formula) for formula in formulas],
         modules="math" if scalar else "numpy",
         printer=printer(settings),
         cse=lambda sums: sympy.cse(sums, order="none", list=False),
