@@ -275,7 +275,8 @@ def test_work_grows_like_the_number_of_coordinates():
     "text",
     ["acos(cosh((-abs(log(y)))/cosh(exp(1e100/x))))", f"(tanh(-exp(x)) - {'7' * 64})**(64 - x)",
      "sqrt((abs(log(x)) - (y*y - 64))**64)", "tanh(cos(asin(exp(asin(sqrt(asin(x + y/3)) + 1)*y) - x))*y)",
-     "sinh(sin(cosh(sin(sin(cosh(tan(sqrt(x + y) - x) + 1) - x)*y) + 1)*y) + 1)", "(x + y + x*y + sin(x) + cos(y))**64"],
+     "sinh(sin(cosh(sin(sin(cosh(tan(sqrt(x + y) - x) + 1) - x)*y) + 1)*y) + 1)", "(x + y + x*y + sin(x) + cos(y))**64",
+     "cosh(sin(sin(tan(tan(asin(x + y))) - x)*y)*y)", "(y/(abs(y) + x))**64"],
 )  # fmt: skip
 def test_no_formula_takes_for_ever(text):
     """From its text to its equations, through steps that may take SymPy hours."""

@@ -12,7 +12,7 @@ import sympy
 from scipy import sparse
 
 from lossnav._base.checks import FloatArray
-from lossnav._base.symbolic import compiled, exact
+from lossnav._base.symbolic import compiled, derivative, exact
 from lossnav._base.templates import Monomial, Template, sort_terms, without_kinks
 
 Key = tuple[int, ...]
@@ -118,8 +118,8 @@ class PointJet:
 
     def __init__(self, formula: sympy.Expr, symbols: Sequence[sympy.Symbol]) -> None:
         self.dim = len(symbols)
-        slope = [without_kinks(formula.diff(s)) for s in symbols]
-        bends = [without_kinks(part.diff(s)) for part in slope for s in symbols]
+        slope = [without_kinks(derivative(formula, s)) for s in symbols]
+        bends = [without_kinks(derivative(part, s)) for part in slope for s in symbols]
         self._program = compiled(symbols, [formula, *slope, *bends], scalar=True)
 
     def __call__(self, theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import sympy
 
+from lossnav._base.symbolic import derivative
+
 Slots = tuple[int, ...]
 
 
@@ -170,7 +172,7 @@ def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int,
     for term in sympy.Add.make_args(entry):
         for symbol in term.free_symbols:
             if symbol in position:
-                parts.setdefault(position[symbol], []).append(sympy.diff(term, symbol))
+                parts.setdefault(position[symbol], []).append(derivative(term, symbol))
     slopes = {i: without_kinks(sympy.Add(*parts[i])) for i in sorted(parts)}
     return {i: slope for i, slope in slopes.items() if slope != 0}
 

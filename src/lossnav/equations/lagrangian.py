@@ -37,7 +37,7 @@ from sympy.core.function import AppliedUndef
 from sympy.polys.matrices import DomainMatrix
 
 from lossnav._base.expressions import MAX_DEGREE, MAX_EXACT
-from lossnav._base.symbolic import ETA, GAMMA, TIME, K, coordinates
+from lossnav._base.symbolic import ETA, GAMMA, TIME, K, coordinates, derivative
 from lossnav.problem.geometry import Field
 from lossnav.problem.objective import Objective
 
@@ -155,8 +155,8 @@ class Lagrangian:
         present = quantity.free_symbols
         moving = (*self.coordinates, *self.velocities)
         changes = zip(moving, (*self.velocities, *self.accelerations), strict=True)
-        slopes = [sympy.diff(quantity, x) * dx for x, dx in changes if x in present]
-        return sympy.diff(quantity, TIME) + sympy.Add(*slopes)
+        slopes = [derivative(quantity, x) * dx for x, dx in changes if x in present]
+        return derivative(quantity, TIME) + sympy.Add(*slopes)
 
     @cached_property
     def _kinetic(self) -> sympy.Expr:
@@ -183,7 +183,7 @@ class Lagrangian:
         factors = {sympy.diff(D, TIME): -self.discount_rate, D: sympy.S.One}
         weighted = D * (self._kinetic + ETA * self._potential)
         pairs = zip(self.coordinates, self.velocities, strict=True)
-        residual = (self.rate(weighted.diff(v)) - weighted.diff(x) for x, v in pairs)
+        residual = (self.rate(derivative(weighted, v)) - derivative(weighted, x) for x, v in pairs)
         return [r.xreplace(factors) for r in residual]
 
 
@@ -210,7 +210,10 @@ def tidy(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _expanded_size(expr: sympy.Basic) -> tuple[float, float]:
-    """Upper bounds of the terms of ``expand(expr)``, and of the symbols and numbers in them all."""
+    """Upper bounds of the terms of ``expand(expr)``, and of the symbols and numbers in them all.
+
+    Denominators count like numerators.
+    """
     parts = [_expanded_size(part) for part in expr.args]
     terms, size = 1.0, 1.0 + sum(size for _, size in parts)  # of a symbol, number or function
     if expr.is_Add:
@@ -218,8 +221,8 @@ def _expanded_size(expr: sympy.Basic) -> tuple[float, float]:
     elif expr.is_Mul:
         terms = math.prod(count for count, _ in parts)
         size = terms * sum(own / count for count, own in parts)
-    elif expr.is_Pow and expr.exp.is_Integer and 1 < expr.exp <= MAX_DEGREE:
-        (count, own), power = parts[0], int(expr.exp)
+    elif expr.is_Pow and expr.exp.is_Integer and 1 < abs(expr.exp) <= MAX_DEGREE:
+        (count, own), power = parts[0], abs(int(expr.exp))  # `cancel` expands denominators
         terms = float(math.comb(power + int(count) - 1, power))
         size = terms * power * own / count
     return min(terms, 1e3), min(size, 1e9)
