@@ -508,3 +508,33 @@ def test_a_path_rests_where_rest_costs_least_not_where_the_loss_is_low():
     assert path.rest == pytest.approx(0.095)
     far = ln.solve(objective, [0.5], horizon=12.0, end=path.end)
     assert far.J - 12 * path.rest == pytest.approx(path.J, abs=1e-7)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.02])
+def test_a_point_that_the_drift_leaves_may_be_the_end(gamma):
+    """To second order leaving pays (the loss falls, and the drift is free), but not further away."""
+    loss = ln.Expression("x**4 - x**2/5", ["x"])
+    objective = ln.Objective(loss, drift=lambda x: [x[0]], gamma=gamma)
+    path, long = ln.solve(objective, [0.7]), ln.solve(objective, [0.7], 40 / gamma)
+    assert path.status.ok
+    assert path.end == pytest.approx([0.0], abs=1e-9)
+    assert path.J == pytest.approx(long.J, rel=1e-9)
+
+
+def test_such_an_end_among_seven_others():
+    """Problem 560 of benchmarks/random_problems.py; the independent reference has -88.358."""
+    loss = ln.Expression(
+        "1.83*sin(-0.589*x0 + 2.65*x1 - 2.48*x2 - 0.0283*x3 + 0.298)"
+        "+ 1.23*cos(-0.109*x0 + 1.8*x1 - 0.96*x2 - 1.95*x3 - 1.38)",
+        ["x0", "x1", "x2", "x3"],
+    )
+
+    def drift(x):
+        mixed = [-0.0763 * x[2], -0.904 * x[0], -0.242 * x[0], -0.0997 * x[3]]
+        return [x[i] - x[i] ** 3 + mixed[i] for i in range(4)]
+
+    objective = ln.Objective(loss, drift=drift, eta=0.549, k=0.507, gamma=0.0166)
+    path = ln.solve(objective, [0.14, 1.15, 1.29, 1.08])
+    assert path.status.ok
+    assert path.J < -88.72
+    assert path.end == pytest.approx([-0.12, -0.908, -0.147, 0.09], abs=1e-3)

@@ -18,7 +18,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.problem.geometry import ConstantMetric
 from lossnav.problem.objective import Objective, QuadraticForm
 from lossnav.problem.running_cost import running_jet
-from lossnav.solvers.riccati.feedback import Feedback, feedback, norm, solved
+from lossnav.solvers.riccati.feedback import Feedback, Unbounded, feedback, norm, solved
 from lossnav.solvers.trajectory import brief
 
 _SCALES = (0.3, 1.0, 3.0)
@@ -42,12 +42,15 @@ class End:
         policy: The optimal policy of the quadratic problem around it.
         slow: The slowest rate of approach.
         fast: The fastest rate of a path near it.
+        left: Whether, by the quadratic problem, it is cheaper to leave than to stay. Where the
+            loss rises again further away, staying may still be best.
     """
 
     theta: FloatArray
     policy: Feedback
     slow: float
     fast: float
+    left: bool = False
 
 
 def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
@@ -154,7 +157,13 @@ def ends_near(
 
 def _end_at(objective: Objective, near: FloatArray) -> End:
     theta = rest_point(objective, near)
-    policy = feedback(quadratic_around(objective, theta), attracted=not objective.gamma)
+    form, left = quadratic_around(objective, theta), False
+    try:
+        policy = feedback(form, attracted=not objective.gamma)
+    except Unbounded:
+        if objective.gamma == 0 or objective.loss.quadratic() is not None:
+            raise
+        policy, left = feedback(form, attracted=True), True
     spectrum = np.linalg.eigvals(policy.K)
     rates = spectrum.real
     size = max(float(np.abs(rates).max()), 1e-300)
@@ -163,7 +172,7 @@ def _end_at(objective: Objective, near: FloatArray) -> End:
     decays = -rates[rates < -1e-7 * size]
     slow = float(decays.min()) if len(decays) else 1.0
     fast = float(np.abs(spectrum).max()) + objective.gamma
-    return End(theta, policy, slow, max(fast, slow))
+    return End(theta, policy, slow, max(fast, slow), left)
 
 
 def rest_point(objective: Objective, near: FloatArray) -> FloatArray:

@@ -79,7 +79,9 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
         return solve_infinite(replace(ritz, margin=1.0), problem)
     cheap = time * pace <= 400
     # With a drift the best path need not come to rest, so paths that do not are tried too.
-    if objective.gamma and (not paths or late or (cheap and objective.drift is not None)):
+    doubtful = bool(paths) and any(end.left and end.theta is best_of(paths).end for end in ends)
+    doubtful = doubtful or (cheap and objective.drift is not None)
+    if objective.gamma and (not paths or late or doubtful):
         rival = best_of(paths) if paths and ritz.margin < 1 else None
         try:
             paths.append(solve_without_end(ritz, problem, ends, rival, paths))
