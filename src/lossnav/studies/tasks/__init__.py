@@ -137,12 +137,12 @@ BUILTIN = {
     "characters": "text:Characters",
     "noisy-quadratic": "convex:NoisyQuadratic",
     "logistic-regression": "convex:LogisticRegression",
-    "permuted-pixels": "streams:PermutedPixels",
-    "permuted-labels": "streams:PermutedLabels",
-    "random-labels": "streams:RandomLabels",
-    "slow-bits": "streams:SlowBits",
-    "growing-frequency": "streams:GrowingFrequency",
-    "changing-rewards": "streams:ChangingRewards",
+    "permuted-pixels": "streams.images:PermutedPixels",
+    "permuted-labels": "streams.images:PermutedLabels",
+    "random-labels": "streams.images:RandomLabels",
+    "slow-bits": "streams.regression:SlowBits",
+    "growing-frequency": "streams.regression:GrowingFrequency",
+    "changing-rewards": "streams.regression:ChangingRewards",
 }
 """The built-in tasks: a module of this package and a name in it."""
 

@@ -16,7 +16,7 @@ from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
 from lossnav.studies.tasks import Split, check_whole, widths
 from lossnav.studies.tasks.images import SCALES, tensors
-from lossnav.studies.tasks.streams.base import Block, Stream, draw, network, tail
+from lossnav.studies.tasks.streams import Block, Stream, draw, network, tail
 
 DATA = ("mnist", "fashion-mnist", "digits", "cifar10")
 CLASSES = 10
@@ -61,20 +61,17 @@ class PermutedImages(Stream):
         checks.choice("data set of this stream", self.data, DATA)
         check_whole(self, "pooling")
         checks.non_negative("blend", self.blend)
-        self.hidden, self.channels = (
-            widths("hidden", self.hidden),
-            widths("channels", self.channels),
-        )
+        self.hidden = widths("hidden", self.hidden)
+        self.channels = widths("channels", self.channels)
         self._parts, self._shape = _pooled(load(self.data), self.pooling)
         largest, mean, std = SCALES[self.data]
         self._unit = 1 / (largest * self.pooling**2)
         self._mean, self._std = sum(mean) / len(mean), sum(std) / len(std)
         self.inputs = self._parts["train"][0].shape[1]
-        there = len(self._parts["train"][0])
         if self.images is not None:
             check_whole(self, "images")
-            if self.images > there:
-                raise ValueError(f"images is {self.images}, but {self.data} has {there} of them.")
+            if self.images > (most := len(self._parts["train"][0])):
+                raise ValueError(f"images is {self.images}, but {self.data} has {most} of them.")
         self._side = min(self._shape[1:]) // 2 ** len(self.channels)
         if not self._side:
             raise ValueError(
@@ -106,12 +103,12 @@ class PermutedImages(Stream):
         while True:
             order = self._order(rng)
             rows = self._rows(len(images), rng)
-            drawn = images.index_select(0, rows), classes.index_select(0, rows)
-            x, y = self._changed(*drawn, rows, order)
+            drawn = images.index_select(0, rows), classes.index_select(0, rows), rows
+            x, y = self._changed(*drawn, order)
             if self.blend and before is not None:
                 step = torch.arange(len(rows)) // self.batch_size
                 new = torch.rand(len(rows), generator=rng) * self.blend < step + 0.5
-                old_x, old_y = self._changed(*drawn, rows, before)
+                old_x, old_y = self._changed(*drawn, before)
                 x, y = torch.where(new[:, None], x, old_x), torch.where(new, y, old_y)
             before = order
             shape = self.steps, self.batch_size
@@ -198,14 +195,14 @@ class PermutedPixels(PermutedImages):
 
     def evaluate(self, model: nn.Module, split: Split) -> dict[str, float]:
         """``accuracy``, ``recent`` and ``forgetting``."""
-        found = super().evaluate(model, split)
+        metrics = super().evaluate(model, split)
         complete = len(self._scores) // self.steps
         if complete > self._ended:
             self._end(model)
         # There is one difference less than there are tasks: the n-th is of the task n + 1.
         last = tail(complete * self.steps, self.steps, self.part)
         counted = self._forgotten[max(last.start // self.steps - 1, 0) : complete]
-        return {**found, "forgetting": sum(counted) / len(counted) if counted else 0.0}
+        return {**metrics, "forgetting": sum(counted) / len(counted) if counted else 0.0}
 
     def _end(self, model: nn.Module) -> None:
         """Measure the forgetting after the last step of a task."""
@@ -271,7 +268,7 @@ def _pooled(
 
     The shape is that of an image, with its channels first.
     """
-    found, shape = {}, ()
+    pooled, shape = {}, ()
     for part, (x, y) in tensors(images).items():
         x = x.movedim(-1, 1) if x.ndim == 4 else x[:, None]
         count, channels, height, width = x.shape
@@ -284,5 +281,5 @@ def _pooled(
             squares = x.reshape(count, channels, height // side, side, width // side, side)
             x = squares.sum((3, 5), dtype=torch.int16)
         shape = tuple(x.shape[1:])
-        found[part] = x.flatten(1), y
-    return found, shape
+        pooled[part] = x.flatten(1), y
+    return pooled, shape
