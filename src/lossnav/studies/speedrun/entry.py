@@ -9,8 +9,8 @@ An entry is a Python file like this one, and its file's name is what it is calle
     def make(model, steps, lr=1e-3, schedule="linear"):
         return Lion(model.parameters(), lr), schedule
 
-`make` gets the model and the number of steps, and settings that have defaults. It returns an
-optimizer of PyTorch, or a list of them for different parameters, and the schedule: a name in
+All arguments of `make` after the first two are settings, with defaults. It returns an optimizer of
+PyTorch, or a list of them for different parameters, and the schedule: a name in
 `lossnav.studies.speedrun.track.SCHEDULES`, or a function from the step, counted from 0, to the
 factor of all learning rates.
 """
@@ -58,7 +58,7 @@ class Entry:
     code: str
 
     def with_settings(self, changed: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings, some of them changed; one that there is not is refused."""
+        """All settings, some of them changed; an unknown one is an error."""
         lookup.check_settings(f"The entry {self.path.stem!r}", changed, list(self.settings))
         return {**self.settings, **changed}
 
@@ -113,9 +113,7 @@ def load(rule: str) -> Entry:
 
 def described(error: BaseException, path: Path) -> str:
     """An exception in one line, with the last line of the entry that it went through."""
-    text = " ".join(str(error).split())[:300]
-    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    where = path.resolve()
+    text, where = lookup.described(error), path.resolve()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == where]
     return f"{text} (line {frames[-1].lineno})" if frames else text
 
@@ -142,11 +140,8 @@ def _digest(tree: ast.Module) -> str:
     """A hash of the code: comments, texts about it and defaults of `make` do not change it."""
     kept = []
     for node in tree.body:
-        if isinstance(node, ast.Expr):
-            continue
-        if isinstance(node, ast.Assign) and all(
-            isinstance(target, ast.Name) and target.id in WORDS for target in node.targets
-        ):
+        names = [getattr(target, "id", "") for target in getattr(node, "targets", ())]
+        if isinstance(node, ast.Expr) or (names and set(names) <= set(WORDS)):
             continue
         if isinstance(node, ast.FunctionDef) and node.name == "make":
             node.args.defaults = []

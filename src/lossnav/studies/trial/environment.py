@@ -39,7 +39,7 @@ def record(study_path: Path | str | None = None) -> dict[str, Any]:
         "commit": commit,
         "changed": changed,
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cores(),
         "memory_bytes": _memory(),
@@ -106,7 +106,8 @@ def _output(arguments: list[str]) -> str | None:
         return None
 
 
-def _cpu() -> str | None:
+def cpu() -> str | None:
+    """The name of the processor, if the system reports it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -7,13 +7,13 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from lossnav._base import checks
@@ -82,20 +82,8 @@ class TrialRun:
         return loss.detach()
 
     def evaluate(self) -> dict[str, float]:
-        """The task's metrics of the model; the model and all generators stay unchanged."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        averaged = callable(getattr(self.optimizer, "eval", None))
-        if averaged:  # such as schedule-free optimizers, which are evaluated at another point
-            self.optimizer.eval()
-        try:
-            with generators_kept(), torch.no_grad():
-                metrics = self.task.evaluate(self.model, self.split)
-        finally:
-            if averaged:
-                self.optimizer.train()
-            for module, mode in modes:
-                module.training = mode
+        """The task's metrics of the model, checked."""
+        metrics = evaluated(self.task, self.model, [self.optimizer], self.split)
         numbers = {str(name): float(value) for name, value in dict(metrics).items()}
         for name in RESERVED & numbers.keys():
             raise ValueError(f"evaluate() returned {name!r}, a reserved name: use another.")
@@ -105,6 +93,26 @@ class TrialRun:
                 f"task is {self.task.metric!r}."
             )
         return numbers
+
+
+def evaluated(
+    task: Task, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], split: Split
+) -> dict[str, float]:
+    """The task's metrics of a model; the model and all generators stay unchanged."""
+    modes = [(module, module.training) for module in model.modules()]
+    # Some optimizers, such as schedule-free ones, have another point to evaluate.
+    averaging = [each for each in optimizers if callable(getattr(each, "eval", None))]
+    model.eval()
+    for each in averaging:
+        each.eval()
+    try:
+        with generators_kept(), torch.no_grad():
+            return task.evaluate(model, split)
+    finally:
+        for each in averaging:
+            each.train()
+        for module, mode in modes:
+            module.training = mode
 
 
 def endless(task: Task, seed: int) -> Iterator[Any]:
