@@ -17,8 +17,7 @@ from typing import Any
 from lossnav.studies import engines
 from lossnav.studies.progress import STARTUP, Pair, Progress, total_seconds
 from lossnav.studies.report.text import count
-from lossnav.studies.spec import Study, StudyError, plan, read
-from lossnav.studies.spec.tables import TaskTable
+from lossnav.studies.spec import Study, StudyError, TaskTable, plan, read
 from lossnav.studies.store import FORMAT, Store, load
 from lossnav.studies.trial import Phase, Result, Trial
 

@@ -19,8 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from lossnav._base import checks
 from lossnav.adapters import generators_kept
 from lossnav.studies import tasks
-from lossnav.studies.spec import rulebook
-from lossnav.studies.spec.tables import Schedule
+from lossnav.studies.spec import Schedule, rulebook
 from lossnav.studies.tasks import Split, Task, whole
 from lossnav.studies.trial import RESERVED, Trial
 
