@@ -80,7 +80,7 @@ def speedrun(
         return
     typer.echo(table.text(shown, text))
     if not rules:
-        typer.echo(f"Built-in entries: {', '.join(entry.builtin())}.")
+        typer.echo(f"Built-in entries: {', '.join(entry.BUILTIN)}.")
 
 
 def _check(entries: list[Any], wanted: list[dict[str, Any]], text: str) -> None:

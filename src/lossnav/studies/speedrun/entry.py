@@ -1,4 +1,4 @@
-"""Entries of the speed-run: one small file each, built in or of one's own.
+"""Entries of the speed-run: built in, or one small file each.
 
 An entry is a Python file like this one, and its file's name is what it is called by::
 
@@ -31,7 +31,20 @@ from typing import Any
 from lossnav._base import checks
 from lossnav.studies.spec import lookup
 
-FOLDER = Path(__file__).parent / "entries"
+_TUNED = "lr, in factors of 2, at 200 steps on seed 0"
+_UNTUNED = "not tuned: a rate from other measurements"
+BUILTIN = {
+    "adamw": ("AdamW", _TUNED),
+    "kronecker": ("KroneckerNavigator", _UNTUNED),
+    "kronecker_horizon": ("KroneckerNavigator(horizon)", _TUNED),
+    "lion": ("Lion", _UNTUNED),
+    "look_ahead": ("Adam, look-ahead, late", _TUNED),
+    "muon": ("Muon", _TUNED),
+    "nadamw": ("NAdamW", _UNTUNED),
+    "navigator": ("Navigator", _UNTUNED),
+    "navigator_horizon": ("Navigator(horizon)", _TUNED),
+}
+"""The functions of `lossnav.studies.speedrun.entries`: name in the table, and how it was tuned."""
 WORDS = ("NAME", "AUTHOR", "TUNING")
 
 
@@ -40,7 +53,7 @@ class Entry:
     """A rule that takes part.
 
     Attributes:
-        path: Its file.
+        path: Its file, or the name of a built-in entry.
         name: Name in the table.
         author: Who wrote and tuned it.
         tuning: How its settings were tuned.
@@ -63,11 +76,6 @@ class Entry:
         return {**self.settings, **changed}
 
 
-def builtin() -> list[str]:
-    """Names of the entries that come with the library."""
-    return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
-
-
 def load(rule: str) -> Entry:
     """The built-in entry of that name, or the one in a file, such as ``entries/mine.py``.
 
@@ -81,7 +89,7 @@ def load(rule: str) -> Entry:
     """
     path = Path(rule)
     if path.suffix != ".py" and len(path.parts) == 1:
-        path = FOLDER / f"{checks.choice('built-in entry', rule, builtin())}.py"
+        return _builtin(checks.choice("built-in entry", rule, BUILTIN))
     if not path.is_file():
         raise ValueError(f"There is no file {path}: check the path.")
     what = f"The entry {path}"
@@ -111,11 +119,32 @@ def load(rule: str) -> Entry:
     return Entry(path, name, author, tuning, make, _settings(what, make), _digest(tree))
 
 
-def described(error: BaseException, path: Path) -> str:
-    """An exception in one line, with the last line of the entry that it went through."""
-    text, where = lookup.described(error), path.resolve()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == where]
-    return f"{text} (line {frames[-1].lineno})" if frames else text
+def _builtin(name: str) -> Entry:
+    from lossnav.studies.speedrun import entries
+
+    make: Callable[..., Any] = getattr(entries, name)
+    code = _alone(ast.parse(inspect.getsource(entries)), name)
+    (title, tuning), settings = BUILTIN[name], _settings(f"The entry {name}", make)
+    author = "the lossnav developers"
+    return Entry(Path(name), title, author, tuning, make, settings, _digest(code))
+
+
+def _alone(tree: ast.Module, name: str) -> ast.Module:
+    """A function as `make` of a file of its own, with the imports that it uses."""
+    (make,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    make.name = "make"
+    used = {node.id for node in ast.walk(make) if isinstance(node, ast.Name)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for each in imports:
+        each.names = [alias for alias in each.names if alias.name in used]
+    return ast.Module([*(each for each in imports if each.names), make], [])
+
+
+def described(error: BaseException, file: Path | str) -> str:
+    """An exception in one line, with the last line of the file that it went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f.lineno for f in frames if Path(f.filename).resolve() == Path(file).resolve()]
+    return lookup.described(error) + (f" (line {places[-1]})" if places else "")
 
 
 def _settings(what: str, make: Callable[..., Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from inspect import getfile
 from typing import Any
 
 import torch
@@ -35,7 +35,9 @@ def check(entry: Entry, settings: Mapping[str, Any], steps: int, text: str) -> N
         try:
             _made(entry, model, steps, settings)
         except Exception as error:
-            raise ValueError(f"{what} cannot be made: {described(error, entry.path)}.") from error
+            raise ValueError(
+                f"{what} cannot be made: {described(error, getfile(entry.make))}."
+            ) from error
         after = dict(model.named_parameters())
         if before.keys() != after.keys() or not all(
             torch.equal(before[name], after[name]) for name in before
@@ -106,7 +108,7 @@ def run(
         except (Diverged, FloatingPointError) as error:
             outcome.update(status="diverged", reason=str(error))
         except Exception as error:
-            outcome.update(status="failed", reason=described(error, Path(job["path"])))
+            outcome.update(status="failed", reason=described(error, getfile(entry.make)))
     return outcome
 
 
