@@ -1,19 +1,12 @@
 """Statistics of a few seeds: intervals, paired comparisons, and times to a target.
 
-A study has 3 to 20 seeds, too few for the usual bootstrap: at 5 seeds its 95 % intervals (BCa,
-percentile) cover 80 to 85 %. Two methods are used, by the number of seeds:
+A study has 3 to 20 seeds, too few for the usual bootstrap. Below `FEW` seeds, intervals are those
+of Student's t, exact for normal values; from `FEW` on, those of the studentized bootstrap, which
+estimates the skewness. docs/studies.md has their measured coverage.
 
-- below `FEW` seeds, Student's t: exact for normal values; at 3 and 5 seeds it covers 91 to 93 % for
-  mildly skewed values (a log-normal of sigma 1/2) and 88 % for exponential ones;
-- from `FEW` seeds on, the studentized bootstrap, which estimates the skewness: 93 to 95 % for all
-  three.
-
-``tests/studies/test_statistics.py`` measures these numbers. A trial that did not finish is worse
-than any that did, so it is never left out of a mean: the mean is then NaN, with the number lost.
-
-The seed determines the initial weights and the order of the batches, for every rule. The scatter
-that two rules share cancels in their difference, so that a paired comparison is more sensitive than
-two intervals side by side.
+A trial that did not finish is worse than any that did, so it is never left out of a mean: the mean
+is then NaN, with the number lost. Rules are compared seed by seed: the scatter that two rules share
+cancels in their difference.
 """
 
 from __future__ import annotations
@@ -107,8 +100,7 @@ def _studentised(each: FloatArray, level: float) -> tuple[float, float]:
     spread = drawn.std(axis=1, ddof=1) / math.sqrt(n)
     flat = np.ptp(drawn, axis=1) == 0
     far = np.where(gap == 0, 0.0, np.copysign(math.inf, gap))
-    t = np.where(flat, far, gap / np.where(flat, 1.0, spread))
-    t.sort()
+    t = np.sort(np.where(flat, far, gap / np.where(flat, 1.0, spread)))
     edge = int((1 - level) / 2 * _RESAMPLES)  # taken outwards
     return float(t[edge]), float(t[-1 - edge])
 
@@ -117,8 +109,8 @@ def sign_flip(differences: ArrayLike) -> float:
     """Two-sided p value: the fraction of random signs whose sum is as far from zero.
 
     It assumes only that, if the rules are equal, each difference is as likely with the other sign.
-    All sign patterns are counted, so the p value of n seeds is at least ``2 / 2**n``: 0.25 for
-    three, 0.0625 for five. It is exact up to 40 seeds, sampled beyond.
+    All sign patterns are counted, so the p value of n seeds is at least ``2 / 2**n``. It is exact
+    up to 40 seeds, sampled beyond.
     """
     size = np.abs(np.asarray(differences, dtype=np.float64).ravel())
     observed = abs(float(np.sum(differences)))

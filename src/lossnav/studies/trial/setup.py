@@ -18,9 +18,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from lossnav._base import checks
 from lossnav.adapters import generators_kept
+from lossnav.plasticity import evaluation_mode
 from lossnav.studies import tasks
 from lossnav.studies.spec import Schedule, rulebook
-from lossnav.studies.tasks import Split, Task, whole
+from lossnav.studies.tasks import Split, Task
 from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
@@ -98,20 +99,16 @@ def evaluated(
     task: Task, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], split: Split
 ) -> dict[str, float]:
     """The task's metrics of a model; the model and all generators stay unchanged."""
-    modes = [(module, module.training) for module in model.modules()]
     # Some optimizers, such as schedule-free ones, have another point to evaluate.
     averaging = [each for each in optimizers if callable(getattr(each, "eval", None))]
-    model.eval()
-    for each in averaging:
-        each.eval()
-    try:
-        with generators_kept(), torch.no_grad():
-            return task.evaluate(model, split)
-    finally:
+    with evaluation_mode(model), generators_kept(), torch.no_grad():
         for each in averaging:
-            each.train()
-        for module, mode in modes:
-            module.training = mode
+            each.eval()
+        try:
+            return task.evaluate(model, split)
+        finally:
+            for each in averaging:
+                each.train()
 
 
 def endless(task: Task, seed: int) -> Iterator[Any]:
@@ -148,7 +145,7 @@ def check_budget(trial: Trial) -> None:
                 raise ValueError(str(error)) from None
     for name in ("steps", "evaluations", "threads"):
         if (value := getattr(trial, name)) is not None:
-            whole(name, value)
+            checks.whole(name, value)
 
 
 def evaluation_steps(evaluations: int, steps: int) -> frozenset[int]:
