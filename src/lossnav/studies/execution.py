@@ -20,6 +20,7 @@ from lossnav.studies.report.text import count
 from lossnav.studies.spec import Study, StudyError, TaskTable, plan, read
 from lossnav.studies.store import FORMAT, Store, load
 from lossnav.studies.trial import Phase, Result, Trial
+from lossnav.studies.trial.callbacks import named
 
 _TRAINING = "lossnav.studies.trial.training"  # replaced in tests
 _TIMING_SECONDS = 10.0  # seconds in which a dry run times steps, at most
@@ -90,10 +91,7 @@ def run(
         runner=f"{_TRAINING}:run_trial",
     )
     where = engines.make(engine, shared, jobs=jobs, address=address, processes=processes)
-    if callbacks:
-        from lossnav.studies.trial.callbacks import named
-
-        named(callbacks, place)
+    named(callbacks, place)  # raises an error for an unknown one
     metrics = check(study)
     with Store(place, study.name) as store:
         progress.say(f"The study {study.name} is stored in {place}.")
