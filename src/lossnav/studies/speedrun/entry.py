@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -93,16 +92,12 @@ def load(rule: str) -> Entry:
     if not path.is_file():
         raise ValueError(f"There is no file {path}: check the path.")
     what = f"The entry {path}"
-    source = path.read_bytes()
+    names: dict[str, Any] = {"__name__": f"_speedrun_{path.stem}", "__file__": str(path.resolve())}
     try:
-        tree = ast.parse(source)
-        spec = importlib.util.spec_from_file_location(f"_speedrun_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise ImportError("Python has no way to import it")
-        module = importlib.util.module_from_spec(spec)
+        tree = ast.parse(path.read_bytes())
         sys.path.insert(0, str(path.parent.resolve()))  # for what lies beside it
         try:
-            spec.loader.exec_module(module)
+            exec(compile(tree, path.resolve(), "exec"), names)
         finally:
             sys.path.pop(0)
     except (Exception, SystemExit) as error:
@@ -110,12 +105,12 @@ def load(rule: str) -> Entry:
             raise  # the command names the extra that has it
         raise ValueError(f"{what} cannot be loaded: {described(error, path)}.") from error
     for word in WORDS:
-        if not (isinstance(text := getattr(module, word, None), str) and text.strip()):
+        if not (isinstance(text := names.get(word), str) and text.strip()):
             raise ValueError(f"{what} must say its {word}, a line of text.")
-    make = getattr(module, "make", None)
+    make = names.get("make")
     if not inspect.isfunction(make):
         raise ValueError(f"{what} must have a function make(model, steps, ...).")
-    name, author, tuning = (" ".join(getattr(module, word).split()) for word in WORDS)
+    name, author, tuning = (" ".join(names[word].split()) for word in WORDS)
     return Entry(path, name, author, tuning, make, _settings(what, make), _digest(tree))
 
 
