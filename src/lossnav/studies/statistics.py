@@ -58,12 +58,11 @@ class Interval:
 def interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """The mean of one value for each seed, with its interval.
 
+    A single seed has no interval, a lost seed leaves no mean.
+
     Args:
         values: One value for each seed. A trial that did not finish is NaN or infinite.
         level: Coverage of the interval.
-
-    Returns:
-        An `Interval`. A single seed has no interval, a lost seed leaves no mean.
 
     Examples:
         >>> loss = interval([0.10, 0.12, 0.11])
@@ -146,16 +145,15 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-# Time to a target. A metric is interpolated linearly between two evaluations. Leaving out runs that
-# never reach the target would favor the rule that fails more often, so the fraction that reached it
-# is reported with the time.
+# Time to a target. Leaving out runs that never reach it would favor the rule that fails more often,
+# so the fraction that reached it is reported with the time.
 
 
 def first_reach(x: ArrayLike, values: ArrayLike, target: float, better: Better = "lower") -> float:
-    """Where a curve first reaches the target, by linear interpolation between evaluations.
+    """Where a curve first reaches the target, by linear interpolation; infinity if it never does.
 
     ``x`` is the step or second of each evaluation, increasing. Values that are not finite have not
-    reached the target; infinity if none has. If the first evaluation reaches it, its own ``x``.
+    reached the target.
     """
     place = np.asarray(x, dtype=np.float64).ravel()
     sign = 1.0 if better == "lower" else -1.0
@@ -216,9 +214,9 @@ def usable_range(
 ) -> Range | None:
     """The range around the best value in which the metric stays within ``distance`` of the best.
 
-    ``x`` are positive, in any order; ``values`` are NaN or infinite where it diverged. Between two
-    of them the metric is interpolated linearly in the logarithm of ``x``. The range ends at the
-    last finished value if the next one diverged; it is None if nothing finished.
+    ``x`` are positive, in any order; ``values`` are NaN or infinite where it diverged. The metric
+    is interpolated linearly in the logarithm of ``x``. The range ends at the last finished value if
+    the next one diverged; it is None if nothing finished.
     """
     tried = np.asarray(x, dtype=np.float64)
     order = np.argsort(tried)
@@ -250,8 +248,7 @@ def edges(
 ) -> dict[str, Literal["lowest", "highest"]]:
     """The settings of a chosen point that lie on the edge of its grid, and at which end.
 
-    The best value may then lie beyond. Settings that are not numbers, or have one value, have no
-    edge.
+    Settings that are not numbers, or have one value, have no edge.
     """
     points = list(grid)
     at_edge: dict[str, Literal["lowest", "highest"]] = {}
@@ -309,16 +306,13 @@ class Comparison:
 def compare(
     first: ArrayLike, second: ArrayLike, better: Better = "lower", names: tuple[str, str] = ("", "")
 ) -> Comparison:
-    """Compare two rules, seed by seed.
+    """Compare two rules, seed by seed; the p values are not corrected.
 
     Args:
         first: Values of one rule, one for each seed; NaN or infinite where the trial was lost.
         second: Values of the other, on the same seeds in the same order.
         better: Whether ``"lower"`` or ``"higher"`` values are better.
         names: Their names.
-
-    Returns:
-        A `Comparison`, with uncorrected p values.
 
     Examples:
         >>> pair = compare([0.10, 0.12, 0.11, 0.13], [0.12, 0.15, 0.12, 0.14])

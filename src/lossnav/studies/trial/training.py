@@ -44,8 +44,7 @@ def run_trial(
 ) -> Result:
     """Train a trial and evaluate it: on the validation split in tuning, else on the test split.
 
-    On one machine, a trial has the same numbers each time. The caller's generators and number of
-    threads stay unchanged.
+    On one machine, a trial has the same numbers each time. The caller's generators stay unchanged.
 
     Args:
         trial: The trial.

@@ -60,8 +60,7 @@ class SlowBits(Regression):
     .. math:: \tau_i=\mathrm{threshold}\,(\mathrm{bits}+1)-S_i,\qquad
               S_i=\tfrac12\Bigl(\mathrm{bits}-\sum_jw_{ij}+b_i\Bigr).
 
-    :math:`w_i\cdot x` plus the number of -1 in :math:`w_i` is the number of bits that agree with
-    the sign of their weight, so a unit is on where about ``threshold`` of them agree. A small
+    A unit is on where about ``threshold`` of the bits agree with the sign of their weight. A small
     learner can fit the current task only, and must go on learning. The metric is ``error``, the
     mean squared error, by default over the last third of the tasks.
 
