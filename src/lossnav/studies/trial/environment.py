@@ -68,10 +68,7 @@ def command(argv: Sequence[str]) -> str:
 
 def _hide_home(text: str) -> str:
     """``~`` in place of the home folder, which has the user's name."""
-    try:
-        home = str(Path.home())
-    except RuntimeError:
-        return text
+    home = os.path.expanduser("~")  # unchanged if it is unknown
     if len(home) < 2:  # the home of a container may be the root folder
         return text
     return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?=[\\/]|$)", "~", text)
