@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from lossnav.studies.tasks.streams import Block, Stream, draw, network, tail
 
 DATA = ("mnist", "fashion-mnist", "digits", "cifar10")
 CLASSES = 10
+Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From images, their classes and their rows in the training set to a task's images and classes."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,18 +101,17 @@ class PermutedImages(Stream):
         if self.images is not None:
             chosen = torch.randperm(len(images), generator=rng)[: self.images]
             images, classes = images[chosen], classes[chosen]
-        before: Tensor | None = None
+        before: Change | None = None
         while True:
-            order = self._order(rng)
-            rows = self._rows(len(images), rng)
+            change, rows = self._change(rng), self._rows(len(images), rng)
             drawn = images.index_select(0, rows), classes.index_select(0, rows), rows
-            x, y = self._changed(*drawn, order)
+            x, y = change(*drawn)
             if self.blend and before is not None:
                 step = torch.arange(len(rows)) // self.batch_size
                 new = torch.rand(len(rows), generator=rng) * self.blend < step + 0.5
-                old_x, old_y = self._changed(*drawn, before)
+                old_x, old_y = before(*drawn)
                 x, y = torch.where(new[:, None], x, old_x), torch.where(new, y, old_y)
-            before = order
+            before = change
             shape = self.steps, self.batch_size
             yield self._scaled(x).reshape(*shape, -1), y.reshape(shape)
 
@@ -127,14 +128,8 @@ class PermutedImages(Stream):
         return x.sub_(self._mean).div_(self._std) if self.standardize else x
 
     @abc.abstractmethod
-    def _order(self, rng: torch.Generator) -> Tensor:
-        """What a task has of its own."""
-
-    @abc.abstractmethod
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Images and classes of a task, given their rows in the training set."""
+    def _change(self, rng: torch.Generator) -> Change:
+        """Draw the next task."""
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(-1) == targets
@@ -171,14 +166,9 @@ class PermutedPixels(PermutedImages):
         self._kept = 0.0  # accuracy on the last complete task, at its end
         self._ended = 0
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        self._next = torch.randperm(self.inputs, generator=rng)
-        return self._next
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images.index_select(1, order), classes
+    def _change(self, rng: torch.Generator) -> Change:
+        order = self._next = torch.randperm(self.inputs, generator=rng)
+        return lambda images, classes, rows: (images.index_select(1, order), classes)
 
     def batches(self, rng: torch.Generator) -> Iterator[Block]:
         """The whole stream, once; remembers the order of each task that has begun."""
@@ -224,13 +214,9 @@ class PermutedLabels(PermutedImages):
     The first layers stay useful. The last one must be relearned fast.
     """
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        return torch.randperm(CLASSES, generator=rng)
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images, order[classes]
+    def _change(self, rng: torch.Generator) -> Change:
+        order = torch.randperm(CLASSES, generator=rng)
+        return lambda images, classes, rows: (images, order[classes])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -251,13 +237,9 @@ class RandomLabels(PermutedImages):
             raise ValueError("images is None, but random labels belong to a number of images.")
         super().__post_init__()
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        return torch.randint(CLASSES, (self.images,), generator=rng)
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images, order[rows]
+    def _change(self, rng: torch.Generator) -> Change:
+        labels = torch.randint(CLASSES, (self.images,), generator=rng)
+        return lambda images, classes, rows: (images, labels[rows])
 
 
 @functools.lru_cache(maxsize=2)
