@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lossnav.cli import AsJson, check_output, print_json, say
+from lossnav.cli import AsJson, check_counts, check_output, print_json, say
 
 
 def speedrun(
@@ -51,9 +51,7 @@ def speedrun(
     from lossnav.studies.speedrun import entry, results, table, track
 
     steps, text = track.STEPS if steps is None else steps, text or track.TEXT
-    for option, value in (("--seeds", seeds), ("--steps", steps), ("--jobs", jobs)):
-        if value < 1:
-            raise ValueError(f"{option} is {value}, but it must be one or more.")
+    check_counts(seeds=seeds, steps=steps, jobs=jobs)
     checks.choice("text", text, TEXTS)
     check_output("--out", out, [".jsonl"])
     grid = _grid(changed or [])

@@ -48,11 +48,11 @@ class Interval:
 
     n: int
     lost: int
-    mean: float
-    sd: float
-    low: float
-    high: float
-    method: str
+    mean: float = math.nan
+    sd: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    method: str = ""
 
 
 def interval(values: ArrayLike, level: float = 0.95) -> Interval:
@@ -74,10 +74,10 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
     each = np.asarray(values, dtype=np.float64).ravel()
     lost = int((~np.isfinite(each)).sum())
     if lost or not len(each):
-        return Interval(len(each), lost, math.nan, math.nan, math.nan, math.nan, "")
+        return Interval(len(each), lost)
     mean = float(each.mean())
     if len(each) == 1:
-        return Interval(1, 0, mean, math.nan, math.nan, math.nan, "")
+        return Interval(1, 0, mean)
     if np.ptp(each) == 0:  # exactly zero, without rounding errors
         return Interval(len(each), 0, float(each[0]), 0.0, float(each[0]), float(each[0]), "t")
     sd = float(each.std(ddof=1))

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, get_args
 
 import numpy as np
@@ -251,24 +251,21 @@ def reproducible(seed: int, threads: int) -> Iterator[None]:
     Denormal numbers are flushed to zero: processors are slow with them, and averages of the squared
     gradients of inactive units are full of them.
     """
-    before = torch.get_num_threads(), torch.get_default_dtype()
+    memory = torch.utils.deterministic
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    flushed = float(torch.tensor(1e-39) * 1.0) == 0.0
-    with generators_kept(), torch.enable_grad():
-        try:
-            torch.set_num_threads(max(1, threads))  # `check_budget` raises for a wrong number
-            torch.set_default_dtype(torch.float32)
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.set_flush_denormal(True)
-            # Otherwise every new tensor is filled with NaN first, which takes time.
-            torch.utils.deterministic.fill_uninitialized_memory = False
-            seed_all(seed)
-            yield
-        finally:
-            torch.set_flush_denormal(flushed)
-            torch.utils.deterministic.fill_uninitialized_memory = filled
-            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-            torch.set_default_dtype(before[1])
-            torch.set_num_threads(before[0])
+    with generators_kept(), torch.enable_grad(), ExitStack() as at_end:
+        at_end.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, threads))  # `check_budget` raises for a wrong number
+        at_end.callback(torch.set_flush_denormal, float(torch.tensor(1e-39) * 1.0) == 0.0)
+        torch.set_flush_denormal(True)
+        at_end.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        at_end.callback(torch.use_deterministic_algorithms, strict, warn_only=warn_only)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Otherwise every new tensor is filled with NaN first, which takes time.
+        filled = memory.fill_uninitialized_memory
+        at_end.callback(setattr, memory, "fill_uninitialized_memory", filled)
+        memory.fill_uninitialized_memory = False
+        seed_all(seed)
+        yield
