@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "studies"))
 
 import study_maker as made
 from lossnav.studies import data, report
-from lossnav.studies.data.downloads import HOMES
+from lossnav.studies.data import HOMES
 
 ROUNDS = 5
 

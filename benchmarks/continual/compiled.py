@@ -17,7 +17,7 @@ import time
 import numba
 import numpy as np
 
-from lossnav.studies.tasks.streams import SlowBits
+from lossnav.studies.tasks.streams.regression import SlowBits
 from lossnav.studies.trial.setup import batch_rng, seed_all
 
 SEEDS = range(100, 120)

@@ -43,7 +43,7 @@ def main():
     extra = sorted(str(path) for path in (HERE / "entries").glob("*.py"))
     print("| entry | rates | validation losses | best | CPU s, in optimizer |")
     print("| --- | --- | --- | --- | --- |")
-    for rule in asked.rules or [*entry.builtin(), *extra]:
+    for rule in asked.rules or [*entry.BUILTIN, *extra]:
         one = entry.load(rule)
         losses, best, runs = tuned(one, one.settings["lr"], asked.out)
         rates = ", ".join(f"{rate:g}" for rate in losses)

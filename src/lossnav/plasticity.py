@@ -3,20 +3,15 @@ r"""Measure how plastic a network still is: with any model and any optimizer of 
 A network that learns one task after another may lose the ability to learn: units fall silent,
 features lose rank, gradients become noise, weights grow. `Meter` measures each of these when asked.
 
-For the activations h of a layer's units over n examples (a place of a convolution is an example),
-as a matrix of n rows with the singular values :math:`\sigma_i`:
-
-- ``silent``: the share of units whose mean :math:`|h|` is at most ``threshold`` times the mean over
-  the layer (Sokar et al. 2023, "The Dormant Neuron Phenomenon in Deep Reinforcement Learning");
-- ``rank``: the effective rank :math:`\exp(-\sum_ip_i\log p_i)` with
-  :math:`p_i=\sigma_i/\sum_j\sigma_j` (Roy and Vetterli 2007), of activations that are not centered;
-- ``stable_rank``: :math:`\sum_i\sigma_i^2/\max_i\sigma_i^2`, which never exceeds the rank.
-
-For the gradient g of a batch, ``signal`` is its squared mean over its second moment,
-:math:`|\mathrm E g|^2/\mathrm E|g|^2` (`signal_share`). For the weights there are ``norm`` and the
-``distance`` from where they were when the meter was made, both Euclidean. If the optimizer has a
-variance v of each weight, as `lossnav.optim.torch.WeightUncertainty`, ``variance`` is the mean of
-:math:`v/v_0`, and ``free`` the share of weights with :math:`v>0.9\,v_0`.
+- ``silent``: the share of `silent_units` (Sokar et al. 2023, "The Dormant Neuron Phenomenon in Deep
+  Reinforcement Learning");
+- ``rank`` and ``stable_rank``: `effective_rank` and `stable_rank` of a layer's activations, not
+  centered, with a row for each example (for a convolution, each place of each example);
+- ``signal``: the `signal_share` of the gradient of a batch;
+- ``norm`` of the weights, and ``distance`` from where they were when the meter was made: Euclidean;
+- ``variance`` and ``free``, if the optimizer has a variance v of each weight, as
+  `lossnav.optim.torch.WeightUncertainty`: the mean of :math:`v/v_0`, and the share of weights with
+  :math:`v>0.9\,v_0`.
 """
 
 from __future__ import annotations
@@ -106,8 +101,8 @@ class Meter:
         by_layer: bool = False,
     ) -> None:
         checks.non_negative("threshold", threshold)
-        _at_least("rows", rows, 1)
-        _at_least("parts", parts, 2)
+        checks.whole("rows", rows)
+        checks.whole("parts", parts, 2)
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.threshold, self.rows, self.parts, self.by_layer = threshold, rows, parts, by_layer
         self.steps: list[int] = []
@@ -134,19 +129,18 @@ class Meter:
             ``rank`` and ``stable_rank`` are those of the last layer's inputs.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        wanted = self.loss is not None and targets is not None
+        numbers: dict[str, float] = {}
         features: dict[str, list[Tensor]] = {}
-        with unobserved(), _evaluation(self.model), self._collecting(features):
-            if wanted:
-                found = self._signal(given, targets)
+        with unobserved(), evaluation_mode(self.model), self._collecting(features):
+            if self.loss is not None and targets is not None:
+                numbers = self._signal(self.loss, given, targets)
             else:
                 with torch.enable_grad():
                     self.model(*given)
-                found = {}
-        found |= self._of_features(features) | self._of_weights()
+        numbers |= self._of_features(features) | self._of_weights()
         self.steps.append(len(self.history) if step is None else step)
-        self.history.append(found)
-        return dict(found)
+        self.history.append(numbers)
+        return dict(numbers)
 
     def plot(self, axes: Any = None, *, label: str | None = None) -> list[Any]:
         """Draw all measurements over their steps, one panel for each quantity.
@@ -160,21 +154,16 @@ class Meter:
         """
         if not self.history:
             raise ValueError("There is nothing to plot: call measure at least once.")
-        shown = [name for name in PANELS if any(name in found for found in self.history)]
+        shown = [name for name in PANELS if any(name in numbers for numbers in self.history)]
         if axes is None:
             from matplotlib import pyplot
 
-            columns = -(-len(shown) // 2) if len(shown) > 3 else len(shown)
-            size = (3.2 * columns, 2.4 * -(-len(shown) // columns))
-            figure, grid = pyplot.subplots(
-                -(-len(shown) // columns),
-                columns,
-                figsize=size,
-                layout="constrained",
-                squeeze=False,
-            )
-            axes = grid
-            for ax in list(grid.flat)[len(shown) :]:
+            rows = 2 if len(shown) > 3 else 1
+            columns = -(-len(shown) // rows)
+            shape: dict[str, Any] = {"nrows": rows, "ncols": columns, "squeeze": False}
+            size = 3.2 * columns, 2.4 * rows
+            figure, axes = pyplot.subplots(**shape, figsize=size, layout="constrained")
+            for ax in axes.flat[len(shown) :]:
                 figure.delaxes(ax)
         axes = list(getattr(axes, "flat", [axes] if hasattr(axes, "plot") else axes))
         if len(axes) < len(shown):
@@ -183,7 +172,9 @@ class Meter:
                 f"{', '.join(shown)}."
             )
         for name, ax in zip(shown, axes, strict=False):
-            layers = {key for found in self.history for key in found if key.startswith(name + "/")}
+            layers = {
+                key for numbers in self.history for key in numbers if key.startswith(f"{name}/")
+            }
             for key in sorted(layers):
                 ax.plot(*self._curve(key), lw=0.8, alpha=0.7, label=key.partition("/")[2])
             total = label or ("all" if layers else None)
@@ -198,7 +189,7 @@ class Meter:
     def _curve(self, name: str) -> tuple[list[int], list[float]]:
         """The steps at which a quantity was measured, and its values."""
         pairs = zip(self.steps, self.history, strict=True)
-        known = [(step, found[name]) for step, found in pairs if name in found]
+        known = [(step, numbers[name]) for step, numbers in pairs if name in numbers]
         return [step for step, _ in known], [value for _, value in known]
 
     def _weights(self) -> list[tuple[str, Tensor]]:
@@ -207,16 +198,17 @@ class Meter:
     @contextmanager
     def _collecting(self, features: dict[str, list[Tensor]]) -> Iterator[None]:
         """Collect the inputs of layers, by the layer's name, as rows of units."""
-        seen: list[Tensor] = []
+        collected: list[Tensor] = []  # in this forward pass
 
         def begin(*_: Any) -> None:
-            seen.clear()
+            collected.clear()
 
         def collector(name: str, places: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def collect(_: nn.Module, inputs: tuple[Any, ...]) -> None:
                 h = inputs[0] if inputs else None
-                if isinstance(h, Tensor) and h.requires_grad and all(h is not old for old in seen):
-                    seen.append(h)
+                new = all(h is not old for old in collected)
+                if new and isinstance(h, Tensor) and h.requires_grad:
+                    collected.append(h)
                     rows = h.detach().movedim(-1 - places, -1)
                     features.setdefault(name, []).append(rows.reshape(-1, rows.shape[-1]))
 
@@ -233,8 +225,9 @@ class Meter:
             for handle in handles:
                 handle.remove()
 
-    def _signal(self, inputs: tuple[Tensor, ...], targets: Any) -> dict[str, float]:
-        assert self.loss is not None
+    def _signal(
+        self, loss: Callable[[Any, Any], Tensor], inputs: tuple[Tensor, ...], targets: Any
+    ) -> dict[str, float]:
         count = len(inputs[0])
         if count < 2:
             raise ValueError(
@@ -248,22 +241,22 @@ class Meter:
         second = torch.zeros(len(weights), dtype=torch.float64)
         for *xs, y in zip(*pieces, strict=True):
             with torch.enable_grad():
-                loss = self.loss(self.model(*xs), y)
-                grads = torch.autograd.grad(loss, weights, allow_unused=True)
+                part = loss(self.model(*xs), y)
+                grads = torch.autograd.grad(part, weights, allow_unused=True)
             share = len(y) / count
             for i, g in enumerate(grads):
                 if g is not None:
                     mean[i].add_(g, alpha=share)
                     second[i] += share * _square(g)
         first = torch.tensor([_square(g) for g in mean], dtype=torch.float64)
-        found = {"signal": _share(float(first.sum()), float(second.sum()), parts)}
+        numbers = {"signal": _share(float(first.sum()), float(second.sum()), parts)}
         if self.by_layer:
             rows = zip(names, first.tolist(), second.tolist(), strict=True)
-            found |= {f"signal/{name}": _share(m, s, parts) for name, m, s in rows}
-        return found
+            numbers |= {f"signal/{name}": _share(m, s, parts) for name, m, s in rows}
+        return numbers
 
     def _of_features(self, features: dict[str, list[Tensor]]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         silent = units = 0
         for name, parts in features.items():
             h = torch.cat(parts)
@@ -272,16 +265,16 @@ class Meter:
             few = h[torch.linspace(0, len(h) - 1, min(len(h), self.rows)).round().long()]
             sigma = _singular_values(few)
             ranks = {"rank": _effective(sigma), "stable_rank": _stable(sigma)}
-            found |= ranks  # the last layer's stay
+            numbers |= ranks  # the last layer's stay
             if self.by_layer:
-                found[f"silent/{name}"] = int(quiet.sum()) / len(quiet)
-                found |= {f"{key}/{name}": value for key, value in ranks.items()}
-        return found | ({"silent": silent / units} if units else {})
+                numbers[f"silent/{name}"] = int(quiet.sum()) / len(quiet)
+                numbers |= {f"{key}/{name}": value for key, value in ranks.items()}
+        return numbers | ({"silent": silent / units} if units else {})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _of_weights(self) -> dict[str, float]:
         sums: dict[str, list[float]] = {"norm": [], "distance": []}
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         ratios: list[tuple[int, float, float]] = []
         for name, p in self._weights():
             start = self._start.get(name)
@@ -291,19 +284,19 @@ class Meter:
             for key, value in values.items():
                 sums[key].append(value)
                 if self.by_layer:
-                    found[f"{key}/{name}"] = math.sqrt(value)
+                    numbers[f"{key}/{name}"] = math.sqrt(value)
             ratio = self._variance(p)
             if ratio is not None:
                 mean, free = ratio.mean().item(), (ratio > FREE).double().mean().item()
                 ratios.append((p.numel(), mean, free))
                 if self.by_layer:
-                    found |= {f"variance/{name}": mean, f"free/{name}": free}
-        found |= {key: math.sqrt(sum(values)) for key, values in sums.items()}
+                    numbers |= {f"variance/{name}": mean, f"free/{name}": free}
+        numbers |= {key: math.sqrt(sum(values)) for key, values in sums.items()}
         if ratios:
             total = sum(count for count, _, _ in ratios)
-            found["variance"] = sum(count * mean for count, mean, _ in ratios) / total
-            found["free"] = sum(count * free for count, _, free in ratios) / total
-        return found
+            numbers["variance"] = sum(count * mean for count, mean, _ in ratios) / total
+            numbers["free"] = sum(count * free for count, _, free in ratios) / total
+        return numbers
 
     def _variance(self, p: Tensor) -> Tensor | None:
         """v/v0 of a parameter, once the optimizer has made a step with it."""
@@ -408,14 +401,9 @@ def _square(x: Tensor) -> float:
     return x.detach().double().square().sum().item()
 
 
-def _at_least(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} is {value!r}, but it must be a whole number, {low} or more.")
-
-
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each module is in its own mode again."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set the model to evaluation mode; afterwards each module is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from lossnav.studies.tasks.streams import SlowBits
+from lossnav.studies.tasks.streams.regression import SlowBits
 from test_continual_peers import loaded, peers, unit_peers
 
 pytest.importorskip("numba")

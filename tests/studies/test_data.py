@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lossnav.studies import data
-from lossnav.studies.data.downloads import HOMES, MOST, DataError, fetch
+from lossnav.studies.data import HOMES, MOST, DataError, fetch
 
 RNG = np.random.default_rng(0)
 SMALL = {
@@ -246,7 +246,7 @@ def test_a_disk_that_fills_up(mnist, monkeypatch):
 
 
 def test_too_large(server, monkeypatch):
-    monkeypatch.setattr("lossnav.studies.data.downloads.MOST", 1000)
+    monkeypatch.setattr("lossnav.studies.data.MOST", 1000)
     for name, content in (("big", b"a" * 1001), ("bomb.gz", gzip.compress(b"a" * 1001))):
         server.files[f"/{name}"] = content
         contents = {"a": sha(b"a" * 1001)}

@@ -152,6 +152,13 @@ def fraction(name: str, value: Any) -> float:
     return result
 
 
+def whole(name: str, value: Any, low: int = 1) -> int:
+    """A whole number, ``low`` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name} is {value!r}, but it must be a whole number, {low} or more.")
+    return value
+
+
 def brief(array: FloatArray) -> str:
     """An array in a repr: its entries if they are few, else its shape."""
     return f"{array.tolist()}" if array.size <= 9 else f"<array of shape {array.shape}>"

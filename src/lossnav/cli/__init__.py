@@ -55,6 +55,13 @@ def blocks(heading: str, parts: Mapping[str, list[str]]) -> str:
     return "\n\n".join([heading, *shown])
 
 
+def check_counts(**options: int) -> None:
+    """Check that options that count something are one or more."""
+    for name, value in options.items():
+        if value < 1:
+            raise ValueError(f"--{name} is {value}, but it must be one or more.")
+
+
 def check_output(option: str, path: Path | None, endings: list[str]) -> None:
     """Check that an output file can be written, before anything is computed."""
     if path is None:

@@ -17,7 +17,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 from lossnav import __version__
-from lossnav.cli import AsJson, print_json, say
+from lossnav.cli import AsJson, pairs, print_json, say
 from lossnav.cli.derive import derive
 from lossnav.cli.explore import explore
 from lossnav.cli.infer import infer
@@ -114,9 +114,8 @@ def problems(as_json: AsJson = False) -> None:
     descriptions = builtin_problems()
     if as_json:
         print_json(descriptions)
-        return
-    width = max(map(len, descriptions)) + 2
-    typer.echo("\n".join(f"{name:<{width}}{text}" for name, text in descriptions.items()))
+    else:
+        typer.echo("\n".join(pairs(descriptions.items())))
 
 
 _command: Callable[..., None]

@@ -71,28 +71,26 @@ def infer(
         options |= used
 
     with contextlib.redirect_stdout(sys.stderr):  # the user's own code may print
-        found = [_inferred(kind, settings, options) for kind, settings in asked]
+        results = [_inferred(kind, settings, options) for kind, settings in asked]
+    one = results[0]
     if html is not None:
-        html.write_text(report.page(found), encoding="utf-8")
+        html.write_text(report.page(results), encoding="utf-8")
         say(f"Wrote {html}.")
     if save is not None:
         used = {name: options[name] for name in comparison.OPTIONS}
-        comparison.save(save, found[0], used)
+        comparison.save(save, one, used)
         say(f"Wrote {save}.")
     if check is not None:
-        changed = comparison.changes(before, found[0])
-        if as_json:
-            print_json({"changes": changed})
-        elif changed:
-            typer.echo(f"{found[0].name} has changed since {check}: {'; '.join(changed)}.")
-        else:
-            typer.echo(f"{found[0].name} is the same as in {check}.")
+        changed = comparison.changes(before, one)
+        text = f"{one.name} is the same as in {check}."
+        if changed:
+            text = f"{one.name} has changed since {check}: {'; '.join(changed)}."
+        print_json({"changes": changed}) if as_json else typer.echo(text)
         raise typer.Exit(1 if changed else 0)
     if as_json:
-        dicts = [one.to_dict() for one in found]
-        print_json(dicts if compare else dicts[0])
+        print_json([each.to_dict() for each in results] if compare else one.to_dict())
     else:
-        typer.echo(report.compared(found) if compare else found[0].report(size=size))
+        typer.echo(report.compared(results) if compare else one.report(size=size))
 
 
 def _convert(
@@ -109,13 +107,13 @@ def _convert(
     made = OURS.get(target) or lookup.locate(target)
     start = {"lr": 1e-3} | lookup.defaults(made, comparison.TUNED) | given
     with contextlib.redirect_stdout(sys.stderr):
-        found = comparison.convert(
+        converted = comparison.convert(
             _optimizer(source, settings), lambda s: _optimizer(target, s), start, **options
         )
     if as_json:
-        print_json({"settings": found.settings, "distance": found.distance})
+        print_json({"settings": converted.settings, "distance": converted.distance})
     else:
-        typer.echo(found.report(" ".join([source, *_words(settings)]), target))
+        typer.echo(converted.report(" ".join([source, *_words(settings)]), target))
 
 
 def _words(settings: dict[str, Any]) -> list[str]:
@@ -148,10 +146,10 @@ def _value(word: str) -> Any:
 
 
 def _sizes(shape: str) -> tuple[int, ...]:
-    sentence = f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
     try:
         return tuple(int(part) for part in shape.split(","))
     except ValueError:
+        sentence = f"--shape is {shape!r}, but it must be whole numbers such as 8,6."
         raise ValueError(sentence) from None
 
 
@@ -163,8 +161,8 @@ def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> A
 
     if kind.endswith(".npz"):
         lookup.check_settings(f"The record {kind!r}", settings, ["group"])
-        found = infer_log(kind, **settings)
-        return dataclasses.replace(found, name=f"{found.name} in {kind}")
+        assumptions = infer_log(kind, **settings)
+        return dataclasses.replace(assumptions, name=f"{assumptions.name} in {kind}")
     name = " ".join([kind, *_words(settings)])
     return infer_optimizer(_optimizer(kind, settings), name=name, **options)
 
@@ -176,10 +174,10 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     from lossnav.studies.spec.rulebook import factory
 
     if ":" in kind:
-        found = located(kind)
-        if lookup.needed(found, settings)[:1] in (["g"], ["grad"], ["gradient"]):
-            lookup.check_settings(f"The function {kind!r}", settings, lookup.accepted(found))
-            step = functools.partial(found, **settings)
+        function = located(kind)
+        if lookup.needed(function, settings)[:1] in (["g"], ["grad"], ["gradient"]):
+            lookup.check_settings(f"The function {kind!r}", settings, lookup.accepted(function))
+            step = functools.partial(function, **settings)
             step.__name__ = kind  # type: ignore[attr-defined]
             return step
     maker = factory(kind, settings)

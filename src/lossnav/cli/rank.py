@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossnav.cli import AsJson, Spec, Start, print_json, say, start, title
+from lossnav.cli import AsJson, Spec, Start, check_counts, print_json, say, start, title
 
 if TYPE_CHECKING:
     from lossnav.problem.objective import Objective
@@ -51,8 +51,7 @@ def rank(
     from lossnav.problem import builtin
     from lossnav.ranking import rank as rank_rules
 
-    if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}, but it must be one or more.")
+    check_counts(seeds=seeds)
     problem = builtin.problem(spec)
     theta = start(spec, problem, theta0)
     objective, dt = problem.objective.at_dim(len(theta)), checks.positive("--dt", dt)

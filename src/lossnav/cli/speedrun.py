@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lossnav.cli import AsJson, check_output, print_json, say
+from lossnav.cli import AsJson, check_counts, check_output, print_json, say
 
 
 def speedrun(
@@ -51,36 +51,34 @@ def speedrun(
     from lossnav.studies.speedrun import entry, results, table, track
 
     steps, text = track.STEPS if steps is None else steps, text or track.TEXT
-    for option, value in (("--seeds", seeds), ("--steps", steps), ("--jobs", jobs)):
-        if value < 1:
-            raise ValueError(f"{option} is {value}, but it must be one or more.")
+    check_counts(seeds=seeds, steps=steps, jobs=jobs)
     checks.choice("text", text, TEXTS)
     check_output("--out", out, [".jsonl"])
     grid = _grid(changed or [])
     if grid and not rules:
         raise ValueError("--set is for the entries to run: name one or more.")
-    found = results.read(out)
+    runs = results.read(out)
     if rules:
         entries = [entry.load(rule) for rule in dict.fromkeys(rules)]
         wanted = results.jobs(entries, seeds=seeds, steps=steps, text=text, changed=grid)
         # Entries and their libraries may print; stdout is for the result.
         with contextlib.redirect_stdout(sys.stderr):
             _check(entries, wanted, text)
-            tell = (lambda line: None) if quiet else say
-            made = results.complete(wanted, out, processes=jobs, say=tell)
+            report = (lambda line: None) if quiet else say
+            made = results.complete(wanted, out, processes=jobs, say=report)
         if grid:
             made.sort(key=lambda run: run.get("validation", float("inf")))
             print_json(made) if as_json else typer.echo("\n".join(map(results.summary, made)))
             return
-        found = results.read(out)
-    once = {results.key(run): run for run in [*results.read(results.SHIPPED), *found]}
-    shown = table.rows(list(once.values()), text)
+        runs = results.read(out)
+    once = {results.key(run): run for run in [*results.read(results.SHIPPED), *runs]}
+    rows = table.rows(once.values(), text)
     if as_json:
-        print_json(shown)
+        print_json(rows)
         return
-    typer.echo(table.text(shown, text))
+    typer.echo(table.text(rows, text))
     if not rules:
-        typer.echo(f"Built-in entries: {', '.join(entry.builtin())}.")
+        typer.echo(f"Built-in entries: {', '.join(entry.BUILTIN)}.")
 
 
 def _check(entries: list[Any], wanted: list[dict[str, Any]], text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lossnav.cli import AsJson, print_json
+from lossnav.cli import AsJson, check_counts, print_json
 
 MOST_JOBS = 8
 """Largest number of processes by default."""
@@ -49,16 +49,14 @@ def study(
     Run the same command again to resume a study.
     """
     from lossnav.studies import execution, progress
-    from lossnav.studies import spec as study_file
+    from lossnav.studies.spec import read
 
-    spec = study_file.read(file)
+    spec = read(file)
     spec = spec.only(only) if only else spec
     place = Path("studies") / spec.name if out is None else out
     if jobs is None:
         jobs = max(1, min(progress.usable_cores() // spec.training.threads, MOST_JOBS))
-    if jobs < 1 or processes < 1:
-        option, value = ("--jobs", jobs) if jobs < 1 else ("--processes", processes)
-        raise ValueError(f"{option} is {value}, but it must be one or more.")
+    check_counts(jobs=jobs, processes=processes)
     # Libraries and the user's own code may print; stdout is for the result.
     with contextlib.redirect_stdout(sys.stderr):
         if dry_run:

@@ -62,8 +62,7 @@ def _versions() -> dict[str, str]:
 
 def data_checksums(name: str) -> str:
     """The checksums stored in a data set's file, or "none" without one."""
-    from lossnav.studies.data import stored
-    from lossnav.studies.data.downloads import HOMES
+    from lossnav.studies.data import HOMES, stored
 
     path = stored(HOMES[name])
     if path is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lossnav._base.files import plain
 from lossnav.studies import engines
 from lossnav.studies.progress import STARTUP, Pair, Progress, total_seconds
 from lossnav.studies.report.text import count
-from lossnav.studies.spec import Study, StudyError, plan, read
-from lossnav.studies.spec.tables import TaskTable
+from lossnav.studies.spec import Study, StudyError, TaskTable, plan, read
 from lossnav.studies.store import FORMAT, Store, load
 from lossnav.studies.trial import Phase, Result, Trial
+from lossnav.studies.trial.callbacks import named
 
 _TRAINING = "lossnav.studies.trial.training"  # replaced in tests
 _TIMING_SECONDS = 10.0  # seconds in which a dry run times steps, at most
@@ -46,13 +47,12 @@ def run(
             killed is resumed from there, and a changed study runs only its new trials.
         jobs: Processes that train at the same time.
         engine: ``"joblib"`` (processes of this machine), ``"serial"`` (this process), ``"ray"`` (a
-            cluster) or ``"torchrun"`` (several processes for each trial). The numbers are the same
-            with the first three, and equal up to rounding with the last.
+            cluster) or ``"torchrun"`` (several processes for each trial, which changes rounding).
         address: Address of an existing Ray cluster.
         processes: Processes of each trial, with torchrun.
         callbacks: Names of callbacks: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``.
         retry_failed: Whether to run trials again that failed before.
-        progress: Displays the progress; by default nothing is displayed.
+        progress: Displays the progress; nothing is displayed by default.
 
     Returns:
         The path of the report.
@@ -91,10 +91,7 @@ def run(
         runner=f"{_TRAINING}:run_trial",
     )
     where = engines.make(engine, shared, jobs=jobs, address=address, processes=processes)
-    if callbacks:
-        from lossnav.studies.trial.callbacks import named
-
-        named(callbacks, place)
+    named(callbacks, place)  # raises an error for an unknown one
     metrics = check(study)
     with Store(place, study.name) as store:
         progress.say(f"The study {study.name} is stored in {place}.")
@@ -277,7 +274,7 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
     tasks = {name: study.tasks[name] for name, status in data.items() if status is not False}
     words = {True: "on this machine", False: "to be downloaded", None: "none"}
     tuning, seeds = plan.tuning(study), study.seeds
-    pairs = [(task, rule) for task in study.tasks for rule in study.rules]
+    reporting = len(study.tasks) * len(study.rules) * len(seeds.reporting)
     costs: dict[str, dict[str, Any]] = {}
     startup = _startup()
     if tasks:
@@ -289,7 +286,6 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
             for (task, rule), trial in reversed(samples.items()):
                 costs.setdefault(task, {})[rule] = _training_module().describe(trial, budget)
     phases, seconds = _remaining(study, folder), None
-    left = sum(map(len, phases.values()))
     if len(tasks) == len(study.tasks):
         how = {"jobs": jobs, "threads": study.training.threads}
         seconds = total_seconds(phases, costs, startup=startup, engine=engine, **how)
@@ -306,8 +302,8 @@ def dry_run(study: Study, folder: Path, jobs: int, engine: str = "joblib") -> di
         },
         "trials": {
             "tuning": len(tuning),
-            "reporting": len(pairs) * len(seeds.reporting),
-            "done": len(tuning) + len(pairs) * len(seeds.reporting) - left,
+            "reporting": reporting,
+            "done": len(tuning) + reporting - sum(map(len, phases.values())),
         },
         "seeds": {
             "tuning": list(seeds.tuning) if tuning else [],
@@ -347,11 +343,11 @@ def _remaining(study: Study, folder: Path) -> dict[Phase, list[Pair]]:
     ended = {result.trial.key for result in results}
     tuning = [trial for trial in plan.tuning(study) if trial.key not in ended]
     metrics = {task: tuple(metric) for task, metric in stored.get("metrics", {}).items()}
-    reporting = [(task, rule) for task in study.tasks for rule in study.rules]
-    reporting *= len(study.seeds.reporting)
     if not tuning and metrics.keys() >= study.tasks.keys():
         planned = plan.reporting(study, results, metrics)
         reporting = [(trial.task, trial.rule) for trial in planned if trial.key not in ended]
+    else:
+        reporting = [*itertools.product(study.tasks, study.rules)] * len(study.seeds.reporting)
     return {"tuning": [(trial.task, trial.rule) for trial in tuning], "reporting": reporting}
 
 
@@ -362,9 +358,8 @@ def outcome(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for task in gather(*load(folder)):
         for rule in task.rules:
-            final = {name: getattr(rule.final, name) for name in ("mean", "sd", "low", "high")}
-            numbers = {name: x if math.isfinite(x) else None for name, x in final.items()}
+            numbers = {name: getattr(rule.final, name) for name in ("mean", "sd", "low", "high")}
             about = {"task": task.name, "rule": rule.name, "settings": dict(rule.point or {})}
             about |= {"metric": task.metric, "better": task.better}
             rows.append({**about, **numbers, "seeds": rule.final.n, "lost": rule.final.lost})
-    return rows
+    return plain(rows)

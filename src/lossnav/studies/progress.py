@@ -190,19 +190,14 @@ def total_seconds(
 ) -> float:
     """Estimated seconds from the command to its report, from the measured costs of trials.
 
-    A run starts its processes, trains the tuning trials, then the reporting trials, and writes the
-    report. In each phase a free process takes the next trial. Each process pays once for what a
-    task and rule need at first: loading data, compiling kernels.
-
     Args:
         phases: For each phase, the task and the rule of each remaining trial.
         costs: For each task and rule ``seconds`` of a tuning trial, ``reporting_seconds`` of a
-            reporting trial, and ``start``, once in each process.
+            reporting trial, and ``start``, once in each process (data, compilation).
         startup: Seconds in which a process starts.
         jobs: Trials at the same time.
         threads: Threads of each trial.
-        engine: The engine: ``"serial"`` starts no further process, ``"torchrun"`` some for each
-            trial, others once for each job.
+        engine: The engine, which determines how many processes start.
         cores: Processors; those of this machine if not given.
 
     Examples:

@@ -1,19 +1,12 @@
 """Statistics of a few seeds: intervals, paired comparisons, and times to a target.
 
-A study has 3 to 20 seeds, too few for the usual bootstrap: at 5 seeds its 95 % intervals (BCa,
-percentile) cover 80 to 85 %. Two methods are used, by the number of seeds:
+A study has 3 to 20 seeds, too few for the usual bootstrap. Below `FEW` seeds, intervals are those
+of Student's t, exact for normal values; from `FEW` on, those of the studentized bootstrap, which
+estimates the skewness. docs/studies.md has their measured coverage.
 
-- below `FEW` seeds, Student's t: exact for normal values; at 3 and 5 seeds it covers 91 to 93 % for
-  mildly skewed values (a log-normal of sigma 1/2) and 88 % for exponential ones;
-- from `FEW` seeds on, the studentized bootstrap, which estimates the skewness: 93 to 95 % for all
-  three.
-
-``tests/studies/test_statistics.py`` measures these numbers. A trial that did not finish is worse
-than any that did, so it is never left out of a mean: the mean is then NaN, with the number lost.
-
-The seed determines the initial weights and the order of the batches, for every rule. The scatter
-that two rules share cancels in their difference, so that a paired comparison is more sensitive than
-two intervals side by side.
+A trial that did not finish is worse than any that did, so it is never left out of a mean: the mean
+is then NaN, with the number lost. Rules are compared seed by seed: the scatter that two rules share
+cancels in their difference.
 """
 
 from __future__ import annotations
@@ -55,22 +48,21 @@ class Interval:
 
     n: int
     lost: int
-    mean: float
-    sd: float
-    low: float
-    high: float
-    method: str
+    mean: float = math.nan
+    sd: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    method: str = ""
 
 
 def interval(values: ArrayLike, level: float = 0.95) -> Interval:
     """The mean of one value for each seed, with its interval.
 
+    A single seed has no interval, a lost seed leaves no mean.
+
     Args:
         values: One value for each seed. A trial that did not finish is NaN or infinite.
         level: Coverage of the interval.
-
-    Returns:
-        An `Interval`. A single seed has no interval, a lost seed leaves no mean.
 
     Examples:
         >>> loss = interval([0.10, 0.12, 0.11])
@@ -82,10 +74,10 @@ def interval(values: ArrayLike, level: float = 0.95) -> Interval:
     each = np.asarray(values, dtype=np.float64).ravel()
     lost = int((~np.isfinite(each)).sum())
     if lost or not len(each):
-        return Interval(len(each), lost, math.nan, math.nan, math.nan, math.nan, "")
+        return Interval(len(each), lost)
     mean = float(each.mean())
     if len(each) == 1:
-        return Interval(1, 0, mean, math.nan, math.nan, math.nan, "")
+        return Interval(1, 0, mean)
     if np.ptp(each) == 0:  # exactly zero, without rounding errors
         return Interval(len(each), 0, float(each[0]), 0.0, float(each[0]), float(each[0]), "t")
     sd = float(each.std(ddof=1))
@@ -107,8 +99,7 @@ def _studentised(each: FloatArray, level: float) -> tuple[float, float]:
     spread = drawn.std(axis=1, ddof=1) / math.sqrt(n)
     flat = np.ptp(drawn, axis=1) == 0
     far = np.where(gap == 0, 0.0, np.copysign(math.inf, gap))
-    t = np.where(flat, far, gap / np.where(flat, 1.0, spread))
-    t.sort()
+    t = np.sort(np.where(flat, far, gap / np.where(flat, 1.0, spread)))
     edge = int((1 - level) / 2 * _RESAMPLES)  # taken outwards
     return float(t[edge]), float(t[-1 - edge])
 
@@ -117,8 +108,8 @@ def sign_flip(differences: ArrayLike) -> float:
     """Two-sided p value: the fraction of random signs whose sum is as far from zero.
 
     It assumes only that, if the rules are equal, each difference is as likely with the other sign.
-    All sign patterns are counted, so the p value of n seeds is at least ``2 / 2**n``: 0.25 for
-    three, 0.0625 for five. It is exact up to 40 seeds, sampled beyond.
+    All sign patterns are counted, so the p value of n seeds is at least ``2 / 2**n``. It is exact
+    up to 40 seeds, sampled beyond.
     """
     size = np.abs(np.asarray(differences, dtype=np.float64).ravel())
     observed = abs(float(np.sum(differences)))
@@ -154,16 +145,15 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-# Time to a target. A metric is interpolated linearly between two evaluations. Leaving out runs that
-# never reach the target would favor the rule that fails more often, so the fraction that reached it
-# is reported with the time.
+# Time to a target. Leaving out runs that never reach it would favor the rule that fails more often,
+# so the fraction that reached it is reported with the time.
 
 
 def first_reach(x: ArrayLike, values: ArrayLike, target: float, better: Better = "lower") -> float:
-    """Where a curve first reaches the target, by linear interpolation between evaluations.
+    """Where a curve first reaches the target, by linear interpolation; infinity if it never does.
 
     ``x`` is the step or second of each evaluation, increasing. Values that are not finite have not
-    reached the target; infinity if none has. If the first evaluation reaches it, its own ``x``.
+    reached the target.
     """
     place = np.asarray(x, dtype=np.float64).ravel()
     sign = 1.0 if better == "lower" else -1.0
@@ -224,9 +214,9 @@ def usable_range(
 ) -> Range | None:
     """The range around the best value in which the metric stays within ``distance`` of the best.
 
-    ``x`` are positive, in any order; ``values`` are NaN or infinite where it diverged. Between two
-    of them the metric is interpolated linearly in the logarithm of ``x``. The range ends at the
-    last finished value if the next one diverged; it is None if nothing finished.
+    ``x`` are positive, in any order; ``values`` are NaN or infinite where it diverged. The metric
+    is interpolated linearly in the logarithm of ``x``. The range ends at the last finished value if
+    the next one diverged; it is None if nothing finished.
     """
     tried = np.asarray(x, dtype=np.float64)
     order = np.argsort(tried)
@@ -258,8 +248,7 @@ def edges(
 ) -> dict[str, Literal["lowest", "highest"]]:
     """The settings of a chosen point that lie on the edge of its grid, and at which end.
 
-    The best value may then lie beyond. Settings that are not numbers, or have one value, have no
-    edge.
+    Settings that are not numbers, or have one value, have no edge.
     """
     points = list(grid)
     at_edge: dict[str, Literal["lowest", "highest"]] = {}
@@ -317,16 +306,13 @@ class Comparison:
 def compare(
     first: ArrayLike, second: ArrayLike, better: Better = "lower", names: tuple[str, str] = ("", "")
 ) -> Comparison:
-    """Compare two rules, seed by seed.
+    """Compare two rules, seed by seed; the p values are not corrected.
 
     Args:
         first: Values of one rule, one for each seed; NaN or infinite where the trial was lost.
         second: Values of the other, on the same seeds in the same order.
         better: Whether ``"lower"`` or ``"higher"`` values are better.
         names: Their names.
-
-    Returns:
-        A `Comparison`, with uncorrected p values.
 
     Examples:
         >>> pair = compare([0.10, 0.12, 0.11, 0.13], [0.12, 0.15, 0.12, 0.14])

@@ -7,10 +7,9 @@
     environment.json   versions and machine
     lock               locked by the run that writes, and names its process
 
-Whole files are written to a temporary name and renamed. A kill may leave a part of a line at the
-end of ``trials.jsonl``: readers ignore it, and the next run cuts it off. A line counts only if it
-has its own hash, its curves exist and have the hash that it names, and its final values are the
-last ones of its curves. Lines of earlier versions have no hash of their own; the rest is checked.
+A kill may leave a part of a line at the end of ``trials.jsonl``: readers ignore it, and the next
+run cuts it off. A line counts only if it has its own hash (earlier versions wrote none), its curves
+have the hash that it names, and its final values are the last ones of its curves.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Store:
     """A study's folder, open for writing by one process at a time; a context manager.
 
     Opening it takes the lock, cuts off a torn line, and removes the temporary files of killed runs.
-    A folder with a study of another name raises a StoreError.
 
     Attributes:
         results: The results so far, by key, without the curves; the last of each key, in order.

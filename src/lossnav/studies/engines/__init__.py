@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import importlib
 import importlib.util
 import os
 import signal
@@ -27,9 +26,10 @@ from typing import Any
 
 from lossnav._base.checks import choice
 from lossnav.studies.progress import Progress
+from lossnav.studies.spec.lookup import locate
 from lossnav.studies.spec.plan import fingerprints, importable
 from lossnav.studies.store import scratch
-from lossnav.studies.trial import Result, Trial
+from lossnav.studies.trial import Result, Trial, callbacks
 
 _PROGRESS = struct.Struct("<qqd")
 ATTEMPTS = 3
@@ -46,14 +46,13 @@ _deferred_checks: list[Callable[[], None]] = []  # the check of the block that i
 def deferred() -> Iterator[Callable[[], None]]:
     """Within the block, Ctrl-C only takes effect where the function that this yields is called.
 
-    Python raises KeyboardInterrupt between any two instructions of the main thread. Inside a
-    library that distributes work to threads or processes this can leave a lock taken or a worker
-    running. Blocking the signal in the main thread does not help: another thread takes
-    it, and Python still runs the handler in the main thread.
+    KeyboardInterrupt inside a library that distributes work can leave a lock taken or a worker
+    running. Blocking the signal does not help: another thread takes it, and Python still runs the
+    handler in the main thread.
 
     A pending Ctrl-C takes effect at the end of the block, unless an exception leaves it. Pressed
-    `PRESSES` times, it ends the process with exit code 130. Outside the main thread, where Ctrl-C
-    is ignored, and inside another such block, this has no effect.
+    `PRESSES` times, it ends the process with exit code 130. Inside another such block, and outside
+    the main thread, which gets no Ctrl-C, this has no effect.
 
     Examples:
         >>> with deferred() as check:
@@ -63,7 +62,7 @@ def deferred() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield lambda: None
         return
-    if _deferred_checks:  # inside another block
+    if _deferred_checks:
         yield _deferred_checks[0]
         return
     pressed: list[Any] = []
@@ -115,40 +114,32 @@ def perform(
     """
     if context.data is not None:
         os.environ.setdefault("LOSSNAV_DATA", context.data)
-    module, _, name = context.runner.partition(":")
     with importable(context.code):
         try:
             _check_code(trial, context)
-            run = getattr(importlib.import_module(module), name)
-            callbacks = []
-            if context.callbacks:
-                from lossnav.studies.trial.callbacks import named
-
-                callbacks = [make() for make in named(context.callbacks, Path(context.folder))]
-            return run(trial, callbacks=callbacks, progress=report, **options)
+            run = locate(context.runner)
+            listeners = [make() for make in callbacks.named(context.callbacks, context.folder)]
+            return run(trial, callbacks=listeners, progress=report, **options)
         except (Exception, SystemExit) as error:
-            return failed(trial, f"{type(error).__name__}: {error}")
+            return failed(trial, error)
 
 
-@functools.cache
-def _code_at_first(task_kind: str, rule_kind: str, folder: str | None) -> str:
-    """The hash of the user's code when this process imported it, whatever the files are now."""
-    return fingerprints(task_kind, rule_kind, None if folder is None else Path(folder))
+# The code when this process imported it, whatever the files are now.
+_code_at_first = functools.cache(fingerprints)
 
 
 def _check_code(trial: Trial, context: RunContext) -> None:
-    """Raise an error if the user's code is not that of the trial: files may have changed."""
-    if not trial.code:
-        return
-    if _code_at_first(trial.task_kind, trial.rule_kind, context.code) != trial.code:
+    if trial.code and trial.code != _code_at_first(trial.task_kind, trial.rule_kind, context.code):
         raise ValueError(
             f"The code of {trial.task_kind!r} or {trial.rule_kind!r} was changed while the study "
             "ran: run the study again in a new process, which runs all trials of that code anew."
         )
 
 
-def failed(trial: Trial, reason: str) -> Result:
+def failed(trial: Trial, reason: str | BaseException) -> Result:
     """The result of a trial that failed."""
+    if isinstance(reason, BaseException):
+        reason = f"{type(reason).__name__}: {reason}"
     return Result(trial, "failed", " ".join(reason.split()), {}, {}, {})
 
 
@@ -219,20 +210,16 @@ class Joblib(Engine):
                         pass_on_progress(Path(board) / trial.key, trial, progress)
                     for future in ended:
                         worker, trial, attempt = running.pop(future)
-                        try:
-                            result = future.result()
-                        except BrokenProcessPool:
-                            worker.shutdown(kill_workers=True)
-                            if attempt < ATTEMPTS:
-                                waiting.appendleft((trial, attempt + 1))
-                                continue
-                            result = died(trial)
-                        except Exception as error:
-                            result = failed(trial, f"{type(error).__name__}: {error}")
+                        error = future.exception()
+                        if not isinstance(error, BrokenProcessPool):
                             self.idle.append(worker)
+                            yield failed(trial, error) if error else future.result()
+                            continue
+                        worker.shutdown(kill_workers=True)
+                        if attempt < ATTEMPTS:
+                            waiting.appendleft((trial, attempt + 1))
                         else:
-                            self.idle.append(worker)
-                        yield result
+                            yield died(trial)
             finally:
                 for worker, _, _ in running.values():
                     worker.shutdown(kill_workers=True)
@@ -245,13 +232,10 @@ class Joblib(Engine):
     def _submit(self, trial: Trial, board: str) -> tuple[Any, Future[Result]]:
         from joblib.externals.loky import ProcessPoolExecutor
 
+        start: Any = {"initializer": _start_worker, "initargs": (os.getpid(),)}
         while True:
             fresh = not self.idle
-            worker = (
-                ProcessPoolExecutor(1, initializer=_start_worker, initargs=(os.getpid(),))
-                if fresh
-                else self.idle.pop()
-            )
+            worker = ProcessPoolExecutor(1, **start) if fresh else self.idle.pop()
             try:
                 with _children_without_ctrl_c():
                     return worker, worker.submit(_perform_with_file, trial, self.context, board)

@@ -124,4 +124,4 @@ def _result(ray: Any, ref: Any, trial: Trial) -> Result:
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError):
         return died(trial)
     except ray.exceptions.RayError as error:
-        return failed(trial, f"{type(error).__name__}: {error}")
+        return failed(trial, error)

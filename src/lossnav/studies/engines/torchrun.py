@@ -132,7 +132,7 @@ class SharedTask(Task):
     def __init__(self, task: Task, kind: str) -> None:
         self.task, self.kind = task, kind
         self.metric, self.better, self.splits = task.metric, task.better, task.splits
-        self.watchable = False  # a process sees only its part of a batch
+        self.watchable = False  # a process has only its part of a batch
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.asked = self.added = 0
         self.checked = False

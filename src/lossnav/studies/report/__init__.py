@@ -171,15 +171,10 @@ def _evaluations(result: Result) -> Iterator[tuple[Any, ...]]:
 
 
 def _as_csv(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """CSV with all digits; unknown numbers are empty."""
+    """CSV with all digits; NaN is empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(map(_cell, row) for row in rows)
+    for row in rows:
+        writer.writerow(["" if isinstance(x, float) and math.isnan(x) else x for x in row])
     return file.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else repr(value)
-    return str(value)

@@ -221,20 +221,19 @@ def _targets(rules: Sequence[RuleView], metric: str, better: Better) -> list[Tar
     if len(sound) > 1:
         wanted.append((f"the final mean of {sound[1].name}, the second best", sound[1].final.mean))
 
-    def times(axis: str, value: float) -> dict[str, Reach]:
+    def times(axis: int, value: float) -> dict[str, Reach]:
         each = {
             view.name: [_time(r, axis, metric, value, better) for r in view.results]
             for view in rules
         }
         return {name: statistics.reach(own) for name, own in each.items() if own}
 
-    return [Target(title, v, times("step", v), times("seconds", v)) for title, v in wanted]
+    return [Target(title, v, steps=times(0, v), seconds=times(1, v)) for title, v in wanted]
 
 
-def _time(result: Result, axis: str, metric: str, target: float, better: Better) -> float:
-    x, y = result.curves.get(axis, ()), result.curves.get(metric, ())
-    n = min(len(x), len(y))
-    return statistics.first_reach(x[:n], y[:n], target, better) if n else math.inf
+def _time(result: Result, axis: int, metric: str, target: float, better: Better) -> float:
+    curve = _evaluations(result, metric)
+    return statistics.first_reach(curve[axis], curve[2], target, better) if curve else math.inf
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,15 @@ def made(what: str, make: Callable[..., Any], *args: Any, **settings: Any) -> An
         raise ValueError(f"{what} cannot be made with {listed or 'no settings'}: {text}") from error
 
 
-def _line(error: BaseException) -> str:
+def described(error: BaseException) -> str:
+    """The class of an error and its message, in one line."""
     text = " ".join(str(error).split())[:300]
-    if isinstance(error, ValueError | ModuleNotFoundError) and text:
-        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _line(error: BaseException) -> str:
+    """The same, without the class where the message is a sentence for users."""
+    text = described(error)
+    if isinstance(error, ValueError | ModuleNotFoundError):
+        return text.removeprefix(f"{type(error).__name__}: ")
+    return text

@@ -104,9 +104,11 @@ def _score(results: list[Result], metric: str, better: str) -> tuple[int, float]
 def _maker(study: Study) -> Callable[[str, str, Point, int, Phase], Trial]:
     """A function that makes the trials of a study; each fingerprint is computed once."""
     code_of = functools.cache(functools.partial(fingerprints, folder=study.folder))
-    shared: dict[str, Any] = {"schedule": study.schedule}
-    shared |= study.budget.model_dump(include={"steps", "epochs"})
-    shared |= study.training.model_dump(include={"evaluations", "clip", "threads"})
+    shared = {
+        "schedule": study.schedule,
+        **study.budget.model_dump(include={"steps", "epochs"}),
+        **study.training.model_dump(include={"evaluations", "clip", "threads"}),
+    }
 
     def make(task: str, rule: str, point: Point, seed: int, phase: Phase) -> Trial:
         what, how = study.tasks[task], study.rules[rule]
@@ -117,12 +119,12 @@ def _maker(study: Study) -> Callable[[str, str, Point, int, Phase], Trial]:
     return make
 
 
-def fingerprints(task_kind: str, rule_kind: str, folder: Path | None = None) -> str:
+def fingerprints(task_kind: str, rule_kind: str, folder: Path | str | None = None) -> str:
     """A hash of the user's own code of a task and a rule; empty if both are built in."""
     return " ".join(filter(None, (fingerprint(kind, folder) for kind in (task_kind, rule_kind))))
 
 
-def fingerprint(kind: str, folder: Path | None = None) -> str:
+def fingerprint(kind: str, folder: Path | str | None = None) -> str:
     """A hash of the source file of a user's ``module:factory``; empty for built-in kinds.
 
     Only that one file is hashed, not the modules that it imports.
@@ -136,7 +138,7 @@ def fingerprint(kind: str, folder: Path | None = None) -> str:
         except (ImportError, ValueError, AttributeError):
             spec = None
     if spec is None:
-        where = "" if folder is None else f", nor in {folder.resolve()}"
+        where = "" if folder is None else f", nor in {Path(folder).resolve()}"
         raise StudyError(
             f"There is no module {module!r} for {kind!r} among the installed ones{where}: put "
             f"{module.split('.')[0]}.py beside the study file, or check the name."

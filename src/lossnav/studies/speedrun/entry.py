@@ -1,4 +1,4 @@
-"""Entries of the speed-run: one small file each, built in or of one's own.
+"""Entries of the speed-run: built in, or one small file each.
 
 An entry is a Python file like this one, and its file's name is what it is called by::
 
@@ -9,8 +9,8 @@ An entry is a Python file like this one, and its file's name is what it is calle
     def make(model, steps, lr=1e-3, schedule="linear"):
         return Lion(model.parameters(), lr), schedule
 
-`make` gets the model and the number of steps, and settings that have defaults. It returns an
-optimizer of PyTorch, or a list of them for different parameters, and the schedule: a name in
+All arguments of `make` after the first two are settings, with defaults. It returns an optimizer of
+PyTorch, or a list of them for different parameters, and the schedule: a name in
 `lossnav.studies.speedrun.track.SCHEDULES`, or a function from the step, counted from 0, to the
 factor of all learning rates.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -31,7 +30,20 @@ from typing import Any
 from lossnav._base import checks
 from lossnav.studies.spec import lookup
 
-FOLDER = Path(__file__).parent / "entries"
+_TUNED = "lr, in factors of 2, at 200 steps on seed 0"
+_UNTUNED = "not tuned: a rate from other measurements"
+BUILTIN = {
+    "adamw": ("AdamW", _TUNED),
+    "kronecker": ("KroneckerNavigator", _UNTUNED),
+    "kronecker_horizon": ("KroneckerNavigator(horizon)", _TUNED),
+    "lion": ("Lion", _UNTUNED),
+    "look_ahead": ("Adam, look-ahead, late", _TUNED),
+    "muon": ("Muon", _TUNED),
+    "nadamw": ("NAdamW", _UNTUNED),
+    "navigator": ("Navigator", _UNTUNED),
+    "navigator_horizon": ("Navigator(horizon)", _TUNED),
+}
+"""The functions of `lossnav.studies.speedrun.entries`: name in the table, and how it was tuned."""
 WORDS = ("NAME", "AUTHOR", "TUNING")
 
 
@@ -40,7 +52,7 @@ class Entry:
     """A rule that takes part.
 
     Attributes:
-        path: Its file.
+        path: Its file, or the name of a built-in entry.
         name: Name in the table.
         author: Who wrote and tuned it.
         tuning: How its settings were tuned.
@@ -58,14 +70,9 @@ class Entry:
     code: str
 
     def with_settings(self, changed: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings, some of them changed; one that there is not is refused."""
+        """All settings, some of them changed; an unknown one is an error."""
         lookup.check_settings(f"The entry {self.path.stem!r}", changed, list(self.settings))
         return {**self.settings, **changed}
-
-
-def builtin() -> list[str]:
-    """Names of the entries that come with the library."""
-    return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 
 
 def load(rule: str) -> Entry:
@@ -81,20 +88,16 @@ def load(rule: str) -> Entry:
     """
     path = Path(rule)
     if path.suffix != ".py" and len(path.parts) == 1:
-        path = FOLDER / f"{checks.choice('built-in entry', rule, builtin())}.py"
+        return _builtin(checks.choice("built-in entry", rule, BUILTIN))
     if not path.is_file():
         raise ValueError(f"There is no file {path}: check the path.")
     what = f"The entry {path}"
-    source = path.read_bytes()
+    names: dict[str, Any] = {"__name__": f"_speedrun_{path.stem}", "__file__": str(path.resolve())}
     try:
-        tree = ast.parse(source)
-        spec = importlib.util.spec_from_file_location(f"_speedrun_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise ImportError("Python has no way to import it")
-        module = importlib.util.module_from_spec(spec)
+        tree = ast.parse(path.read_bytes())
         sys.path.insert(0, str(path.parent.resolve()))  # for what lies beside it
         try:
-            spec.loader.exec_module(module)
+            exec(compile(tree, path.resolve(), "exec"), names)
         finally:
             sys.path.pop(0)
     except (Exception, SystemExit) as error:
@@ -102,22 +105,41 @@ def load(rule: str) -> Entry:
             raise  # the command names the extra that has it
         raise ValueError(f"{what} cannot be loaded: {described(error, path)}.") from error
     for word in WORDS:
-        if not (isinstance(text := getattr(module, word, None), str) and text.strip()):
+        if not (isinstance(text := names.get(word), str) and text.strip()):
             raise ValueError(f"{what} must say its {word}, a line of text.")
-    make = getattr(module, "make", None)
+    make = names.get("make")
     if not inspect.isfunction(make):
         raise ValueError(f"{what} must have a function make(model, steps, ...).")
-    name, author, tuning = (" ".join(getattr(module, word).split()) for word in WORDS)
+    name, author, tuning = (" ".join(names[word].split()) for word in WORDS)
     return Entry(path, name, author, tuning, make, _settings(what, make), _digest(tree))
 
 
-def described(error: BaseException, path: Path) -> str:
-    """An exception in one line, with the last line of the entry that it went through."""
-    text = " ".join(str(error).split())[:300]
-    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    where = path.resolve()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == where]
-    return f"{text} (line {frames[-1].lineno})" if frames else text
+def _builtin(name: str) -> Entry:
+    from lossnav.studies.speedrun import entries
+
+    make: Callable[..., Any] = getattr(entries, name)
+    code = _alone(ast.parse(inspect.getsource(entries)), name)
+    (title, tuning), settings = BUILTIN[name], _settings(f"The entry {name}", make)
+    author = "the lossnav developers"
+    return Entry(Path(name), title, author, tuning, make, settings, _digest(code))
+
+
+def _alone(tree: ast.Module, name: str) -> ast.Module:
+    """A function as `make` of a file of its own, with the imports that it uses."""
+    (make,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    make.name = "make"
+    used = {node.id for node in ast.walk(make) if isinstance(node, ast.Name)}
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for each in imports:
+        each.names = [alias for alias in each.names if alias.name in used]
+    return ast.Module([*(each for each in imports if each.names), make], [])
+
+
+def described(error: BaseException, file: Path | str) -> str:
+    """An exception in one line, with the last line of the file that it went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f.lineno for f in frames if Path(f.filename).resolve() == Path(file).resolve()]
+    return lookup.described(error) + (f" (line {places[-1]})" if places else "")
 
 
 def _settings(what: str, make: Callable[..., Any]) -> dict[str, Any]:
@@ -142,11 +164,8 @@ def _digest(tree: ast.Module) -> str:
     """A hash of the code: comments, texts about it and defaults of `make` do not change it."""
     kept = []
     for node in tree.body:
-        if isinstance(node, ast.Expr):
-            continue
-        if isinstance(node, ast.Assign) and all(
-            isinstance(target, ast.Name) and target.id in WORDS for target in node.targets
-        ):
+        names = [getattr(target, "id", "") for target in getattr(node, "targets", ())]
+        if isinstance(node, ast.Expr) or (names and set(names) <= set(WORDS)):
             continue
         if isinstance(node, ast.FunctionDef) and node.name == "make":
             node.args.defaults = []

@@ -1,12 +1,11 @@
 """Runs of the speed-run on file: a line of JSON for each, appended when it ends.
 
-What is on file is not run again. A line that a kill has torn is cut off before the next one; other
-lines that cannot be read are refused, so that nothing is lost in silence.
+Runs on file are not repeated. A line torn by a kill is cut off before the next one; any other line
+that cannot be read is an error.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -40,17 +39,17 @@ def read(path: Path) -> list[Run]:
         raw = path.read_bytes()
     except FileNotFoundError:
         return []
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
         try:
             run = json.loads(line)
-            found[key(run)] = run
+            runs[key(run)] = run
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"Line {number} of {path} is no run of a speed-run: remove it, or choose another "
                 "file with --out."
             ) from None
-    return list(found.values())
+    return list(runs.values())
 
 
 def jobs(
@@ -102,7 +101,7 @@ def complete(
         wanted: Made by `jobs`.
         path: Each run is appended to this file as soon as it ends.
         processes: Runs at a time.
-        say: Is told of progress.
+        say: Called with lines of progress.
     """
     done = {key(run): run for run in read(path)}
     missing = [job for job in wanted if key(job) not in done]
@@ -113,7 +112,7 @@ def complete(
         handle = os.open(path, flags, 0o644)
         try:
             cut_torn_line(path, handle)
-            for run in _run(missing, processes, say):
+            for run in _runs(missing, processes, say):
                 append_line(handle, (json.dumps(run, allow_nan=False) + "\n").encode())
                 done[key(run)] = run
                 say(summary(run))
@@ -122,43 +121,36 @@ def complete(
     return [done[key(job)] for job in wanted]
 
 
-def _run(missing: Sequence[Run], processes: int, say: Callable[[str], None]) -> Iterable[Run]:
+def _runs(missing: Sequence[Run], processes: int, say: Callable[[str], None]) -> Iterable[Run]:
     """Each run as it ends."""
     if processes == 1:
-        from lossnav.studies.speedrun import training
-
-        for job in missing:
-            tell = functools.partial(_told, say, job)
-            yield _line(job, training.run(job, tell))
+        yield from (_run(job, say) for job in missing)
         return
     # Each in a new process: a fork of one that has run PyTorch may hang.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         try:
-            for future in as_completed([pool.submit(_alone, job) for job in missing]):
+            for future in as_completed([pool.submit(_run, job) for job in missing]):
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _alone(job: Run) -> Run:
+def _run(job: Run, say: Callable[[str], None] = lambda text: None) -> Run:
+    """Train once, and return the line for the file; ``say`` is called ten times on the way."""
     from lossnav.studies.speedrun import training
 
-    return _line(job, training.run(job))
+    def report(step: int, loss: float) -> None:
+        if step % max(1, job["steps"] // 10) == 0:
+            say(f"{_label(job)}: step {step:,} of {job['steps']:,}, training loss {loss:.3f}")
 
-
-def _line(job: Run, found: Run) -> Run:
-    return {name: value for name, value in job.items() if name != "path"} | found
+    line = {name: value for name, value in job.items() if name != "path"}
+    return line | training.run(job, report)
 
 
 def _label(run: Run) -> str:
-    shown = ", ".join(f"{name}={value}" for name, value in run["settings"].items())
-    return f"{run['name']} ({shown}), seed {run['seed']}"
-
-
-def _told(say: Callable[[str], None], job: Run, step: int, loss: float) -> None:
-    if step % max(1, job["steps"] // 10) == 0:
-        say(f"{_label(job)}: step {step:,} of {job['steps']:,}, training loss {loss:.3f}")
+    settings = ", ".join(f"{name}={value}" for name, value in run["settings"].items())
+    return f"{run['name']} ({settings}), seed {run['seed']}"
 
 
 def summary(run: Run) -> str:

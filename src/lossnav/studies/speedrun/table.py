@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lossnav.studies.speedrun import track
 from lossnav.studies.statistics import first_reach
 
-HEADS = (
-    "rule", "steps to target", "CPU s", "in optimizer", "state B/param", "steps", "loss", "test",
-    "n", "below target",
-)  # fmt: skip
+Row = dict[str, Any]
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "rule": lambda row: row["name"],
+    "steps to target": lambda row: _number(row["steps_to_target"], ",.0f"),
+    "CPU s": lambda row: _number(row["seconds_to_target"], ",.0f"),
+    "in optimizer": lambda row: _number(_ratio(row, "optimizer_seconds", "seconds"), ".0%"),
+    "state B/param": lambda row: _number(_ratio(row, "state_bytes", "parameters"), ".1f"),
+    "steps": lambda row: f"{row['steps']:,}",
+    "loss": lambda row: _number(row["validation"], ".4f"),
+    "test": lambda row: _number(row["test"], ".4f"),
+    "n": lambda row: str(row["n"]),
+    "below target": lambda row: (
+        "failed" if row["failed"] else {None: "-", True: "yes", False: "no"}[row["below_target"]]
+    ),
+}
 
 
-def rows(runs: Iterable[Mapping[str, Any]], text: str = track.TEXT) -> list[dict[str, Any]]:
+def rows(runs: Iterable[Mapping[str, Any]], text: str = track.TEXT) -> list[Row]:
     """One row for each entry, its settings, number of steps and machine; the fastest first.
 
     Only reported runs of this version of the track count. An entry reaches the target if each of
@@ -34,27 +45,22 @@ def rows(runs: Iterable[Mapping[str, Any]], text: str = track.TEXT) -> list[dict
             which = [*(run[name] for name in names), run["machine"]["cpu"]]
             groups.setdefault(json.dumps(which, sort_keys=True), []).append(run)
     target = track.TARGET if text == track.TEXT else None
-    found = [_row(sorted(group, key=lambda run: run["seed"]), target) for group in groups.values()]
-    return sorted(found, key=_rank)
+    ordered = [sorted(group, key=lambda run: run["seed"]) for group in groups.values()]
+    return sorted((_row(group, target) for group in ordered), key=_rank)
 
 
-def _row(group: Sequence[Mapping[str, Any]], target: float | None) -> dict[str, Any]:
+def _row(group: Sequence[Mapping[str, Any]], target: float | None) -> Row:
     first, done = group[0], [run for run in group if run["status"] == "done"]
     names = ("entry", "name", "author", "tuning", "settings", "text", "steps", "parameters")
-    whole = len(done) == len(group)
-    row: dict[str, Any] = {name: first[name] for name in names}
-    row |= {
-        "n": len(group),
-        "failed": sorted({f"{run['status']}: {run['reason']}" for run in group} - {"done: "}),
-        "cpu": first["machine"]["cpu"],
-    }
+    row: Row = {name: first[name] for name in names}
+    row["n"] = len(group)
+    row["failed"] = sorted({f"{run['status']}: {run['reason']}" for run in group} - {"done: "})
+    row["cpu"] = first["machine"]["cpu"]
     for name in ("validation", "test", "seconds", "optimizer_seconds"):
-        row[name] = _mean([run[name] for run in done]) if whole else None
+        row[name] = _mean([run[name] for run in done]) if len(done) == len(group) else None
     row["state_bytes"] = done[0]["state_bytes"] if done else None
     for name, column in (("steps", 0), ("seconds", 2), ("optimizer_seconds", 3)):
-        places = [math.inf] * (target is None)
-        if target is not None:
-            places = [_reached(run, column, target) for run in group]
+        places = [math.inf if target is None else _reached(run, column, target) for run in group]
         row[f"{name}_to_target"] = _mean(places) if math.isfinite(max(places)) else None
     losses = [run.get("validation", math.inf) for run in group]
     row["below_target"] = None if target is None else track.below_target(losses, target)
@@ -73,53 +79,29 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _rank(row: Mapping[str, Any]) -> tuple[float, float, str]:
-    first, then = row["steps_to_target"], row["validation"]
-    return (math.inf if first is None else first, math.inf if then is None else then, row["entry"])
+def _rank(row: Row) -> tuple[float, float, str]:
+    places = [row[name] for name in ("steps_to_target", "validation")]
+    first, then = (math.inf if place is None else place for place in places)
+    return first, then, row["entry"]
 
 
-def text(found: Sequence[Mapping[str, Any]], name: str = track.TEXT) -> str:
+def text(table: Sequence[Row], name: str = track.TEXT) -> str:
     """The rows for reading, and what they are about."""
-    cells = [list(HEADS), *(_cells(row) for row in found)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-    lines += ["", *_notes(found, name)]
-    return "\n".join(lines)
+    cells = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in table)]
+    first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+    lines = ["  ".join([rule.ljust(first), *map(str.rjust, rest, widths)]) for rule, *rest in cells]
+    return "\n".join([*lines, "", *_notes(table, name)])
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    share = "-"
-    if row["seconds"]:
-        share = f"{100 * row['optimizer_seconds'] / row['seconds']:.0f} %"
-    state = "-"
-    if row["state_bytes"] is not None:
-        state = f"{row['state_bytes'] / row['parameters']:.1f}"
-    below = {None: "-", True: "yes", False: "no"}[row["below_target"]]
-    return [
-        row["name"],
-        _number(row["steps_to_target"], "{:,.0f}"),
-        _number(row["seconds_to_target"], "{:,.0f}"),
-        share,
-        state,
-        f"{row['steps']:,}",
-        _number(row["validation"], "{:.4f}"),
-        _number(row["test"], "{:.4f}"),
-        str(row["n"]),
-        "failed" if row["failed"] else below,
-    ]
+def _ratio(row: Row, part: str, whole: str) -> float | None:
+    return None if row[part] is None or not row[whole] else row[part] / row[whole]
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    return "-" if value is None else format(value, form).replace("%", " %")
 
 
-def _notes(found: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+def _notes(table: Sequence[Row], name: str) -> list[str]:
     notes = [f"Text: {name}. Loss: nats per character of the validation part, mean of n seeds."]
     if name == track.TEXT:
         notes.append(
@@ -127,8 +109,6 @@ def _notes(found: Sequence[Mapping[str, Any]], name: str) -> list[str]:
         )
     else:
         notes.append(f"There is no target for this text: the track is on {track.TEXT}.")
-    cpus = sorted({str(row["cpu"]) for row in found})
-    if cpus:
+    if cpus := sorted({str(row["cpu"]) for row in table}):
         notes.append(f"CPU seconds of training with one thread, on: {'; '.join(cpus)}.")
-    notes += [f"{row['name']} {reason}" for row in found for reason in row["failed"]]
-    return notes
+    return notes + [f"{row['name']} {reason}" for row in table for reason in row["failed"]]

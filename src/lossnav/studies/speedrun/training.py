@@ -6,23 +6,19 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from inspect import getfile
 from typing import Any
 
 import torch
 
-from lossnav.adapters import generators_kept
 from lossnav.studies.speedrun import track
 from lossnav.studies.speedrun.entry import Entry, described, load
-from lossnav.studies.tasks import Split
 from lossnav.studies.tasks.text import Characters
 from lossnav.studies.trial import environment
-from lossnav.studies.trial.setup import endless, reproducible
-from lossnav.studies.trial.training import tensor_bytes
+from lossnav.studies.trial.setup import endless, evaluated, reproducible
+from lossnav.studies.trial.training import Diverged, tensor_bytes
 
 clock = time.process_time
-Tell = Callable[[int, float], None]
-"""Called with the number of steps done and the loss of the last batch."""
 
 
 def task(text: str) -> Characters:
@@ -39,7 +35,9 @@ def check(entry: Entry, settings: Mapping[str, Any], steps: int, text: str) -> N
         try:
             _made(entry, model, steps, settings)
         except Exception as error:
-            raise ValueError(f"{what} cannot be made: {described(error, entry.path)}.") from error
+            raise ValueError(
+                f"{what} cannot be made: {described(error, getfile(entry.make))}."
+            ) from error
         after = dict(model.named_parameters())
         if before.keys() != after.keys() or not all(
             torch.equal(before[name], after[name]) for name in before
@@ -47,7 +45,9 @@ def check(entry: Entry, settings: Mapping[str, Any], steps: int, text: str) -> N
             raise ValueError(f"{what} changes the model in make(), which is the same for all.")
 
 
-def run(job: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
+def run(
+    job: Mapping[str, Any], report: Callable[[int, float], None] | None = None
+) -> dict[str, Any]:
     """Train once, with one thread.
 
     Times are CPU seconds of the process, of training alone: ``seconds`` of whole steps (batch,
@@ -56,7 +56,7 @@ def run(job: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     Args:
         job: ``path`` of the entry, ``settings``, ``text``, ``steps``, ``seed``, and whether it is
             ``reported``: then it is also evaluated on the way and on the test text.
-        tell: Reports progress.
+        report: Called with the number of steps done and the loss of the last batch.
 
     Returns:
         ``status`` ``"done"``, ``"diverged"`` or ``"failed"``, with a ``reason``; the final losses,
@@ -64,11 +64,11 @@ def run(job: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
     """
     entry, steps, reported = load(job["path"]), job["steps"], job["reported"]
     stops = set(track.evaluated_after(steps) if reported else [steps])
-    found: dict[str, Any] = {"status": "done", "reason": "", "curve": [], "machine": machine()}
+    outcome: dict[str, Any] = {"status": "done", "reason": "", "curve": [], "machine": machine()}
     with reproducible(job["seed"], 1):
         its_task = task(job["text"])
         model = its_task.model()
-        found["parameters"] = sum(p.numel() for p in model.parameters())
+        outcome["parameters"] = sum(p.numel() for p in model.parameters())
         try:
             optimizers, factor = _made(entry, model, steps, job["settings"])
             rates = [(g, float(g["lr"])) for o in optimizers for g in o.param_groups]
@@ -89,35 +89,33 @@ def run(job: Mapping[str, Any], tell: Tell | None = None) -> dict[str, Any]:
                     each.step()
                 ended = clock()
                 seconds, inside = seconds + ended - began, inside + ended - before
-                last = loss.item()
+                last, done = loss.item(), step + 1
                 if not math.isfinite(last):
-                    raise FloatingPointError(f"The training loss was {last} at step {step + 1}.")
-                if tell is not None:
-                    tell(step + 1, last)
-                if step + 1 in stops:
-                    value = _loss(its_task, model, optimizers, "validation")
+                    raise Diverged(f"The training loss was {last} at step {done}.")
+                if report is not None:
+                    report(done, last)
+                if done in stops:
+                    value = evaluated(its_task, model, optimizers, "validation")["loss"]
                     if not math.isfinite(value):
-                        raise FloatingPointError(
-                            f"The validation loss was {value} after {step + 1} steps."
-                        )
+                        raise Diverged(f"The validation loss was {value} after {done} steps.")
                     times = round(seconds, 3), round(inside, 3)
-                    found["curve"].append([step + 1, round(value, 6), *times])
-            found["validation"] = found["curve"][-1][1]
+                    outcome["curve"].append([done, round(value, 6), *times])
+            outcome["validation"] = outcome["curve"][-1][1]
             if reported:
-                found["test"] = round(_loss(its_task, model, optimizers, "test"), 6)
-            found["seconds"], found["optimizer_seconds"] = round(seconds, 3), round(inside, 3)
-            found["state_bytes"] = sum(tensor_bytes(each.state) for each in optimizers)
-        except FloatingPointError as error:
-            found.update(status="diverged", reason=str(error))
+                outcome["test"] = round(evaluated(its_task, model, optimizers, "test")["loss"], 6)
+            outcome["seconds"], outcome["optimizer_seconds"] = round(seconds, 3), round(inside, 3)
+            outcome["state_bytes"] = sum(tensor_bytes(each.state) for each in optimizers)
+        except (Diverged, FloatingPointError) as error:
+            outcome.update(status="diverged", reason=str(error))
         except Exception as error:
-            found.update(status="failed", reason=described(error, Path(job["path"])))
-    return found
+            outcome.update(status="failed", reason=described(error, getfile(entry.make)))
+    return outcome
 
 
 def machine() -> dict[str, Any]:
     """What the seconds depend on."""
     return {
-        "cpu": environment._cpu(),
+        "cpu": environment.cpu(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -145,23 +143,3 @@ def _made(
     if schedule not in track.SCHEDULES:
         raise ValueError(f"the schedule {schedule!r} is none of {', '.join(track.SCHEDULES)}")
     return optimizers, lambda step: track.factor(schedule, step, steps)
-
-
-def _loss(
-    its_task: Characters,
-    model: torch.nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    split: Split,
-) -> float:
-    """The loss of a split; an optimizer that averages is asked for its average."""
-    averaged = [each for each in optimizers if callable(getattr(each, "eval", None))]
-    model.eval()
-    for each in averaged:
-        each.eval()
-    try:
-        with generators_kept(), torch.no_grad():
-            return its_task.evaluate(model, split)["loss"]
-    finally:
-        for each in averaged:
-            each.train()
-        model.train()

@@ -87,8 +87,6 @@ class Task(abc.ABC):
 
 
 class _FunctionTask(Task):
-    """A task made of functions; see `task_of`."""
-
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
 
@@ -137,12 +135,12 @@ BUILTIN = {
     "characters": "text:Characters",
     "noisy-quadratic": "convex:NoisyQuadratic",
     "logistic-regression": "convex:LogisticRegression",
-    "permuted-pixels": "streams:PermutedPixels",
-    "permuted-labels": "streams:PermutedLabels",
-    "random-labels": "streams:RandomLabels",
-    "slow-bits": "streams:SlowBits",
-    "growing-frequency": "streams:GrowingFrequency",
-    "changing-rewards": "streams:ChangingRewards",
+    "permuted-pixels": "streams.images:PermutedPixels",
+    "permuted-labels": "streams.images:PermutedLabels",
+    "random-labels": "streams.images:RandomLabels",
+    "slow-bits": "streams.regression:SlowBits",
+    "growing-frequency": "streams.regression:GrowingFrequency",
+    "changing-rewards": "streams.regression:ChangingRewards",
 }
 """The built-in tasks: a module of this package and a name in it."""
 
@@ -164,16 +162,15 @@ def named(kind: str, settings: Mapping[str, Any] | None = None) -> Task:
         ValueError: There is no built-in task named 'digit'. Did you mean 'digits'?
     """
     settings, what = dict(settings or {}), f"The task {kind!r}"
-    place = kind
-    if ":" not in kind:
-        place = f"{__name__}.{BUILTIN[checks.choice('built-in task', kind, BUILTIN)]}"
-    make = lookup.locate(place)
+    own = ":" in kind
+    place = "" if own else f"{__name__}.{BUILTIN[checks.choice('built-in task', kind, BUILTIN)]}"
+    make = lookup.locate(place or kind)
     if not callable(make):
         raise ValueError(f"{what} is a {type(make).__name__}, but it must be a Task or a function.")
     lookup.check_settings(what, settings, lookup.accepted(make))
     if missing := lookup.needed(make, settings):
         raise ValueError(f"{what} needs the setting {missing[0]!r}, which is not given.")
-    if ":" in kind:
+    if own:
         task = lookup.made(what, make, **settings)
     else:
         try:
@@ -199,21 +196,14 @@ def loss_and_accuracy(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dic
 def check_whole(task: Task, *names: str) -> None:
     """Raise an error for attributes that are not whole numbers, one or more."""
     for name in names:
-        whole(name, getattr(task, name))
-
-
-def whole(name: str, value: Any) -> int:
-    """A whole number, one or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
-    return value
+        checks.whole(name, getattr(task, name))
 
 
 def widths(name: str, values: Any) -> tuple[int, ...]:
     """The widths of layers, validated."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} is {values!r}, but it must be a list of widths, such as [64].")
-    return tuple(whole(f"A width of {name}", width) for width in values)
+    return tuple(checks.whole(f"A width of {name}", width) for width in values)
 
 
 def full_layers(sizes: Sequence[int]) -> list[torch.nn.Module]:

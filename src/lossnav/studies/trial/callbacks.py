@@ -1,7 +1,7 @@
 """Callbacks that log a study's trials to TensorBoard, Weights & Biases or MLflow.
 
-An error in a callback (no network, a full disk, a server that refuses) is printed once to stderr,
-and the training continues without it. Each imports its package when a trial starts, not before.
+After an error in a callback (no network, a full disk) the training continues without it. Each
+imports its package when a trial starts, not before.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def record(study_path: Path | str | None = None) -> dict[str, Any]:
         "commit": commit,
         "changed": changed,
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cores(),
         "memory_bytes": _memory(),
@@ -68,10 +68,7 @@ def command(argv: Sequence[str]) -> str:
 
 def _hide_home(text: str) -> str:
     """``~`` in place of the home folder, which has the user's name."""
-    try:
-        home = str(Path.home())
-    except RuntimeError:
-        return text
+    home = os.path.expanduser("~")  # unchanged if it is unknown
     if len(home) < 2:  # the home of a container may be the root folder
         return text
     return re.sub(rf"(?<![\w/.-]){re.escape(home)}(?=[\\/]|$)", "~", text)
@@ -106,7 +103,8 @@ def _output(arguments: list[str]) -> str | None:
         return None
 
 
-def _cpu() -> str | None:
+def cpu() -> str | None:
+    """The name of the processor, if the system reports it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

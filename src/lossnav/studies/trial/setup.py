@@ -7,21 +7,21 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from lossnav._base import checks
 from lossnav.adapters import generators_kept
+from lossnav.plasticity import evaluation_mode
 from lossnav.studies import tasks
-from lossnav.studies.spec import rulebook
-from lossnav.studies.spec.tables import Schedule
-from lossnav.studies.tasks import Split, Task, whole
+from lossnav.studies.spec import Schedule, rulebook
+from lossnav.studies.tasks import Split, Task
 from lossnav.studies.trial import RESERVED, Trial
 
 clock = time.perf_counter
@@ -82,20 +82,8 @@ class TrialRun:
         return loss.detach()
 
     def evaluate(self) -> dict[str, float]:
-        """The task's metrics of the model; the model and all generators stay unchanged."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        averaged = callable(getattr(self.optimizer, "eval", None))
-        if averaged:  # such as schedule-free optimizers, which are evaluated at another point
-            self.optimizer.eval()
-        try:
-            with generators_kept(), torch.no_grad():
-                metrics = self.task.evaluate(self.model, self.split)
-        finally:
-            if averaged:
-                self.optimizer.train()
-            for module, mode in modes:
-                module.training = mode
+        """The task's metrics of the model, checked."""
+        metrics = evaluated(self.task, self.model, [self.optimizer], self.split)
         numbers = {str(name): float(value) for name, value in dict(metrics).items()}
         for name in RESERVED & numbers.keys():
             raise ValueError(f"evaluate() returned {name!r}, a reserved name: use another.")
@@ -105,6 +93,22 @@ class TrialRun:
                 f"task is {self.task.metric!r}."
             )
         return numbers
+
+
+def evaluated(
+    task: Task, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], split: Split
+) -> dict[str, float]:
+    """The task's metrics of a model; the model and all generators stay unchanged."""
+    # Some optimizers, such as schedule-free ones, have another point to evaluate.
+    averaging = [each for each in optimizers if callable(getattr(each, "eval", None))]
+    with evaluation_mode(model), generators_kept(), torch.no_grad():
+        for each in averaging:
+            each.eval()
+        try:
+            return task.evaluate(model, split)
+        finally:
+            for each in averaging:
+                each.train()
 
 
 def endless(task: Task, seed: int) -> Iterator[Any]:
@@ -141,7 +145,7 @@ def check_budget(trial: Trial) -> None:
                 raise ValueError(str(error)) from None
     for name in ("steps", "evaluations", "threads"):
         if (value := getattr(trial, name)) is not None:
-            whole(name, value)
+            checks.whole(name, value)
 
 
 def evaluation_steps(evaluations: int, steps: int) -> frozenset[int]:
@@ -247,24 +251,21 @@ def reproducible(seed: int, threads: int) -> Iterator[None]:
     Denormal numbers are flushed to zero: processors are slow with them, and averages of the squared
     gradients of inactive units are full of them.
     """
-    before = torch.get_num_threads(), torch.get_default_dtype()
+    memory = torch.utils.deterministic
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    flushed = float(torch.tensor(1e-39) * 1.0) == 0.0
-    with generators_kept(), torch.enable_grad():
-        try:
-            torch.set_num_threads(max(1, threads))  # `check_budget` raises for a wrong number
-            torch.set_default_dtype(torch.float32)
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.set_flush_denormal(True)
-            # Otherwise every new tensor is filled with NaN first, which takes time.
-            torch.utils.deterministic.fill_uninitialized_memory = False
-            seed_all(seed)
-            yield
-        finally:
-            torch.set_flush_denormal(flushed)
-            torch.utils.deterministic.fill_uninitialized_memory = filled
-            torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-            torch.set_default_dtype(before[1])
-            torch.set_num_threads(before[0])
+    with generators_kept(), torch.enable_grad(), ExitStack() as at_end:
+        at_end.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, threads))  # `check_budget` raises for a wrong number
+        at_end.callback(torch.set_flush_denormal, float(torch.tensor(1e-39) * 1.0) == 0.0)
+        torch.set_flush_denormal(True)
+        at_end.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        at_end.callback(torch.use_deterministic_algorithms, strict, warn_only=warn_only)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Otherwise every new tensor is filled with NaN first, which takes time.
+        filled = memory.fill_uninitialized_memory
+        at_end.callback(setattr, memory, "fill_uninitialized_memory", filled)
+        memory.fill_uninitialized_memory = False
+        seed_all(seed)
+        yield

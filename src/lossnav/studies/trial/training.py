@@ -44,8 +44,7 @@ def run_trial(
 ) -> Result:
     """Train a trial and evaluate it: on the validation split in tuning, else on the test split.
 
-    On one machine, a trial has the same numbers each time. The caller's generators and number of
-    threads stay unchanged.
+    On one machine, a trial has the same numbers each time. The caller's generators stay unchanged.
 
     Args:
         trial: The trial.
@@ -60,7 +59,7 @@ def run_trial(
     status: Status = "done"
     reason = ""
     with setup.reproducible(trial.seed, trial.threads):
-        listeners.tell("started", trial)
+        listeners.call("started", trial)
         try:
             _train(TrialRun(trial, wrap), trial, log, listeners)
         except (Diverged, FloatingPointError) as error:
@@ -72,7 +71,7 @@ def run_trial(
         except Diverged as error:  # the cause of any exception after it
             status, reason = "diverged", str(error)
         result = log.result(trial, status, reason)
-        listeners.tell("finished", result)
+        listeners.call("finished", result)
     return result
 
 
@@ -172,7 +171,7 @@ def _evaluate(run: TrialRun, trial: Trial, step: int, log: Log, listeners: Liste
     numbers = run.evaluate()
     log.evaluation_seconds += clock() - began
     log.evaluated(step, numbers, run.split)
-    listeners.tell("evaluated", trial, step, dict(numbers))
+    listeners.call("evaluated", trial, step, dict(numbers))
 
 
 def _reason(error: Exception) -> str:
@@ -209,20 +208,19 @@ class Log:
     rows: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def settle(self, tell: Callable[[int, Any], None]) -> None:
+    def settle(self, report: Callable[[int, Any], None]) -> None:
         """Read the pending losses; raise `Diverged` at the first that is not finite.
 
-        ``tell`` is called with the step of the first of them, from 1, and the losses up to there.
+        ``report`` is called with the step of the first of them, from 1, and the losses up to there.
         """
         if not self.pending:
             return
         values = torch.stack(self.pending).reshape(-1).float().cpu().numpy()
         self.pending.clear()
         bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            values = values[: bad[0] + 1]
+        values = values[: bad[0] + 1] if len(bad) else values
         self.losses.append(values)
-        tell(self.steps + 1, values)
+        report(self.steps + 1, values)
         self.steps += len(values)
         if len(bad):
             raise Diverged(f"The training loss was {values[-1]:g} at step {self.steps:,}.")
@@ -236,13 +234,14 @@ class Log:
 
     def result(self, trial: Trial, status: Status, reason: str) -> Result:
         """The result of what was recorded so far."""
-        curves: dict[str, Any] = {
-            "training_loss": np.concatenate([np.zeros(0, np.float32), *self.losses]),
-            "step": np.array([row[0] for row in self.rows], dtype=np.float64),
-            "seconds": np.array([row[1] for row in self.rows], dtype=np.float64),
+        columns: dict[str, list[float]] = {
+            "step": [step for step, _, _ in self.rows],
+            "seconds": [seconds for _, seconds, _ in self.rows],
         }
         for name in self.rows[0][2] if self.rows else ():
-            curves[name] = np.array([row[2][name] for row in self.rows], dtype=np.float64)
+            columns[name] = [numbers[name] for _, _, numbers in self.rows]
+        curves = {"training_loss": np.concatenate([np.zeros(0, np.float32), *self.losses])}
+        curves |= {name: np.array(column, np.float64) for name, column in columns.items()}
         cost: dict[str, float] = {
             "seconds": self.seconds,
             "evaluation_seconds": self.evaluation_seconds,
@@ -273,7 +272,7 @@ class Listeners:
         """The losses of consecutive steps from ``first`` on (counted from 1)."""
         if self.callbacks:
             for step, loss in enumerate(losses.tolist(), start=first):
-                self.tell("step", self.trial, step, loss)
+                self.call("step", self.trial, step, loss)
 
     def reached(self, step: int, steps: int, loss: Tensor, now: float) -> None:
         """Report progress at most ten times a second; the loss is only read then."""
@@ -286,7 +285,7 @@ class Listeners:
                 self.progress = None
                 self._drop("progress", error)
 
-    def tell(self, event: str, *args: Any) -> None:
+    def call(self, event: str, *args: Any) -> None:
         """Call a method of each callback."""
         for callback in list(self.callbacks):
             try:

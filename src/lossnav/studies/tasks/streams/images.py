@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ from lossnav._base import checks
 from lossnav.studies.data import ImageData, load
 from lossnav.studies.tasks import Split, check_whole, widths
 from lossnav.studies.tasks.images import SCALES, tensors
-from lossnav.studies.tasks.streams.base import Block, Stream, draw, network, tail
+from lossnav.studies.tasks.streams import Block, Stream, draw, network, tail
 
 DATA = ("mnist", "fashion-mnist", "digits", "cifar10")
 CLASSES = 10
+Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From images, their classes and their rows in the training set to a task's images and classes."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,20 +63,17 @@ class PermutedImages(Stream):
         checks.choice("data set of this stream", self.data, DATA)
         check_whole(self, "pooling")
         checks.non_negative("blend", self.blend)
-        self.hidden, self.channels = (
-            widths("hidden", self.hidden),
-            widths("channels", self.channels),
-        )
+        self.hidden = widths("hidden", self.hidden)
+        self.channels = widths("channels", self.channels)
         self._parts, self._shape = _pooled(load(self.data), self.pooling)
         largest, mean, std = SCALES[self.data]
         self._unit = 1 / (largest * self.pooling**2)
         self._mean, self._std = sum(mean) / len(mean), sum(std) / len(std)
         self.inputs = self._parts["train"][0].shape[1]
-        there = len(self._parts["train"][0])
         if self.images is not None:
             check_whole(self, "images")
-            if self.images > there:
-                raise ValueError(f"images is {self.images}, but {self.data} has {there} of them.")
+            if self.images > (most := len(self._parts["train"][0])):
+                raise ValueError(f"images is {self.images}, but {self.data} has {most} of them.")
         self._side = min(self._shape[1:]) // 2 ** len(self.channels)
         if not self._side:
             raise ValueError(
@@ -102,18 +101,17 @@ class PermutedImages(Stream):
         if self.images is not None:
             chosen = torch.randperm(len(images), generator=rng)[: self.images]
             images, classes = images[chosen], classes[chosen]
-        before: Tensor | None = None
+        before: Change | None = None
         while True:
-            order = self._order(rng)
-            rows = self._rows(len(images), rng)
-            drawn = images.index_select(0, rows), classes.index_select(0, rows)
-            x, y = self._changed(*drawn, rows, order)
+            change, rows = self._change(rng), self._rows(len(images), rng)
+            drawn = images.index_select(0, rows), classes.index_select(0, rows), rows
+            x, y = change(*drawn)
             if self.blend and before is not None:
                 step = torch.arange(len(rows)) // self.batch_size
                 new = torch.rand(len(rows), generator=rng) * self.blend < step + 0.5
-                old_x, old_y = self._changed(*drawn, rows, before)
+                old_x, old_y = before(*drawn)
                 x, y = torch.where(new[:, None], x, old_x), torch.where(new, y, old_y)
-            before = order
+            before = change
             shape = self.steps, self.batch_size
             yield self._scaled(x).reshape(*shape, -1), y.reshape(shape)
 
@@ -130,14 +128,8 @@ class PermutedImages(Stream):
         return x.sub_(self._mean).div_(self._std) if self.standardize else x
 
     @abc.abstractmethod
-    def _order(self, rng: torch.Generator) -> Tensor:
-        """What a task has of its own."""
-
-    @abc.abstractmethod
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Images and classes of a task, given their rows in the training set."""
+    def _change(self, rng: torch.Generator) -> Change:
+        """Draw the next task."""
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.argmax(-1) == targets
@@ -174,14 +166,9 @@ class PermutedPixels(PermutedImages):
         self._kept = 0.0  # accuracy on the last complete task, at its end
         self._ended = 0
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        self._next = torch.randperm(self.inputs, generator=rng)
-        return self._next
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images.index_select(1, order), classes
+    def _change(self, rng: torch.Generator) -> Change:
+        order = self._next = torch.randperm(self.inputs, generator=rng)
+        return lambda images, classes, rows: (images.index_select(1, order), classes)
 
     def batches(self, rng: torch.Generator) -> Iterator[Block]:
         """The whole stream, once; remembers the order of each task that has begun."""
@@ -198,14 +185,14 @@ class PermutedPixels(PermutedImages):
 
     def evaluate(self, model: nn.Module, split: Split) -> dict[str, float]:
         """``accuracy``, ``recent`` and ``forgetting``."""
-        found = super().evaluate(model, split)
+        metrics = super().evaluate(model, split)
         complete = len(self._scores) // self.steps
         if complete > self._ended:
             self._end(model)
         # There is one difference less than there are tasks: the n-th is of the task n + 1.
         last = tail(complete * self.steps, self.steps, self.part)
         counted = self._forgotten[max(last.start // self.steps - 1, 0) : complete]
-        return {**found, "forgetting": sum(counted) / len(counted) if counted else 0.0}
+        return {**metrics, "forgetting": sum(counted) / len(counted) if counted else 0.0}
 
     def _end(self, model: nn.Module) -> None:
         """Measure the forgetting after the last step of a task."""
@@ -227,13 +214,9 @@ class PermutedLabels(PermutedImages):
     The first layers stay useful. The last one must be relearned fast.
     """
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        return torch.randperm(CLASSES, generator=rng)
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images, order[classes]
+    def _change(self, rng: torch.Generator) -> Change:
+        order = torch.randperm(CLASSES, generator=rng)
+        return lambda images, classes, rows: (images, order[classes])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -254,13 +237,9 @@ class RandomLabels(PermutedImages):
             raise ValueError("images is None, but random labels belong to a number of images.")
         super().__post_init__()
 
-    def _order(self, rng: torch.Generator) -> Tensor:
-        return torch.randint(CLASSES, (self.images,), generator=rng)
-
-    def _changed(
-        self, images: Tensor, classes: Tensor, rows: Tensor, order: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return images, order[rows]
+    def _change(self, rng: torch.Generator) -> Change:
+        labels = torch.randint(CLASSES, (self.images,), generator=rng)
+        return lambda images, classes, rows: (images, labels[rows])
 
 
 @functools.lru_cache(maxsize=2)
@@ -271,7 +250,7 @@ def _pooled(
 
     The shape is that of an image, with its channels first.
     """
-    found, shape = {}, ()
+    pooled, shape = {}, ()
     for part, (x, y) in tensors(images).items():
         x = x.movedim(-1, 1) if x.ndim == 4 else x[:, None]
         count, channels, height, width = x.shape
@@ -284,5 +263,5 @@ def _pooled(
             squares = x.reshape(count, channels, height // side, side, width // side, side)
             x = squares.sum((3, 5), dtype=torch.int16)
         shape = tuple(x.shape[1:])
-        found[part] = x.flatten(1), y
-    return found, shape
+        pooled[part] = x.flatten(1), y
+    return pooled, shape

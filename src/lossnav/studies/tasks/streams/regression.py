@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +14,43 @@ from torch.nn.functional import mse_loss
 
 from lossnav._base import checks
 from lossnav.studies.tasks import check_whole, widths
-from lossnav.studies.tasks.streams.base import Block, Stream, network
+from lossnav.studies.tasks.streams import Block, Stream, network
 
 
 @dataclass(kw_only=True, eq=False)
-class SlowBits(Stream):
+class Regression(Stream):
+    """Base: a network with one output, and the squared error as loss and as score.
+
+    Args:
+        hidden: Widths of the learner's hidden layers.
+        batch_size, steps, tasks, part: As in `Stream`.
+
+    Attributes:
+        inputs: Number of inputs of the network.
+    """
+
+    hidden: Sequence[int]
+    part: int = 3
+
+    inputs: int = field(init=False)
+    metric, better, loss_kind = "error", "lower", "mse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hidden = widths("hidden", self.hidden)
+
+    def model(self) -> nn.Module:
+        return network([self.inputs, *self.hidden, 1])
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square()
+
+    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return mse_loss(outputs, targets)
+
+
+@dataclass(kw_only=True, eq=False)
+class SlowBits(Regression):
     r"""Slowly changing regression: the inputs change from task to task, the function does not.
 
     An example has ``bits`` bits: ``slow`` of them are fixed during a task, the others are drawn for
@@ -28,8 +60,7 @@ class SlowBits(Stream):
     .. math:: \tau_i=\mathrm{threshold}\,(\mathrm{bits}+1)-S_i,\qquad
               S_i=\tfrac12\Bigl(\mathrm{bits}-\sum_jw_{ij}+b_i\Bigr).
 
-    :math:`w_i\cdot x` plus the number of -1 in :math:`w_i` is the number of bits that agree with
-    the sign of their weight, so a unit is on where about ``threshold`` of them agree. A small
+    A unit is on where about ``threshold`` of the bits agree with the sign of their weight. A small
     learner can fit the current task only, and must go on learning. The metric is ``error``, the
     mean squared error, by default over the last third of the tasks.
 
@@ -40,8 +71,7 @@ class SlowBits(Stream):
         bits, slow, units, threshold: As above.
         flips: Number of slow bits, drawn at random, that change from one task to the next; None
             draws all of them anew.
-        hidden: Widths of the learner's hidden layers.
-        batch_size, steps, tasks, part: As in `Stream`.
+        hidden, batch_size, steps, tasks, part: As in `Regression`.
     """
 
     bits: int = 20
@@ -53,15 +83,11 @@ class SlowBits(Stream):
     batch_size: int = 1
     steps: int = 1000
     tasks: int = 60
-    part: int = 3
-
-    metric, better, loss_kind = "error", "lower", "mse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(self, "bits", "units", "slow")
         checks.positive("threshold", self.threshold)
-        self.hidden = widths("hidden", self.hidden)
         if self.slow >= self.bits:
             raise ValueError(
                 f"slow is {self.slow}, but of {self.bits} bits at least one must be drawn for each "
@@ -71,9 +97,7 @@ class SlowBits(Stream):
             check_whole(self, "flips")
             if self.flips > self.slow:
                 raise ValueError(f"flips is {self.flips}, but only {self.slow} bits are slow.")
-
-    def model(self) -> nn.Module:
-        return network([self.bits, *self.hidden, 1])
+        self.inputs = self.bits
 
     def blocks(self, rng: torch.Generator) -> Iterator[Block]:
         """The target, once, and then bits and targets of each task."""
@@ -92,12 +116,6 @@ class SlowBits(Stream):
             x = torch.cat([fixed.expand(*shape, -1), drawn], -1).float()
             yield x, (x @ w + b > tau).float() @ u + bias
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets).square()
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return mse_loss(outputs, targets)
-
 
 def _signs(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """+1 or -1, equally likely."""
@@ -105,7 +123,7 @@ def _signs(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class GrowingFrequency(Stream):
+class GrowingFrequency(Regression):
     r"""Regression on a sine that becomes faster from task to task, and has a new phase in each.
 
     :math:`y=\sin(\pi fx+\phi)+\mathrm{noise}\,\epsilon` for x uniform from -1 to 1: f periods. From
@@ -114,8 +132,7 @@ class GrowingFrequency(Stream):
 
     Args:
         lowest, highest, noise: As above.
-        hidden: Widths of the learner's hidden layers.
-        batch_size, steps, tasks, part: As in `Stream`.
+        hidden, batch_size, steps, tasks, part: As in `Regression`.
     """
 
     lowest: float = 0.5
@@ -125,19 +142,14 @@ class GrowingFrequency(Stream):
     batch_size: int = 16
     steps: int = 500
     tasks: int = 60
-    part: int = 3
 
-    metric, better, loss_kind = "error", "lower", "mse"
+    inputs = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("lowest", self.lowest)
         checks.positive("highest", self.highest)
         checks.non_negative("noise", self.noise)
-        self.hidden = widths("hidden", self.hidden)
-
-    def model(self) -> nn.Module:
-        return network([1, *self.hidden, 1])
 
     def blocks(self, rng: torch.Generator) -> Iterator[Block]:
         """Points of one sine after another."""
@@ -150,15 +162,9 @@ class GrowingFrequency(Stream):
             noise = self.noise * torch.randn(shape, generator=rng)
             yield x, (math.pi * periods * x + phase).sin() + noise
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets).square()
-
-    def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return mse_loss(outputs, targets)
-
 
 @dataclass(kw_only=True, eq=False)
-class ChangingRewards(Stream):
+class ChangingRewards(Regression):
     r"""Learn the values of states by temporal differences, with new rewards in each task.
 
     A walker goes through ``states`` states, from each to one of ``branches`` successors with equal
@@ -172,9 +178,8 @@ class ChangingRewards(Stream):
     Args:
         states, branches, features: As above.
         discount: :math:`\gamma`.
-        hidden: Widths of the learner's hidden layers.
         batch_size: Independent walkers.
-        steps, tasks, part: As in `Stream`.
+        hidden, steps, tasks, part: As in `Regression`.
     """
 
     states: int = 50
@@ -185,18 +190,12 @@ class ChangingRewards(Stream):
     batch_size: int = 1
     steps: int = 2000
     tasks: int = 40
-    part: int = 3
-
-    metric, better, loss_kind = "error", "lower", "mse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(self, "states", "branches", "features")
         checks.fraction("discount", self.discount)
-        self.hidden = widths("hidden", self.hidden)
-
-    def model(self) -> nn.Module:
-        return network([self.features, *self.hidden, 1])
+        self.inputs = self.features
 
     def blocks(self, rng: torch.Generator) -> Iterator[Block]:
         """Features of states; true values, rewards and the features of the next states."""
