@@ -23,7 +23,7 @@ from lossnav.paper import reproduce, sections
 from lossnav.paper.ledger import Verdict, comparison, ledger, summary, symbols
 from lossnav.paper.ledger.comparison import Evidence, approached, defined, derived, numeric
 from lossnav.paper.ledger.form import right_form
-from lossnav.paper.page import render, wrapped
+from lossnav.paper.sections import wrapped
 from lossnav.problem import objective
 from lossnav.solvers.trajectory import Trajectory
 
@@ -364,6 +364,7 @@ def test_the_data_files_hold_what_the_page_shows(results, entries):
 
 def test_text_is_escaped_and_has_letters(entries):
     odd = replace(entries[0], checked="a < b & theta_0", reached="agrees to 1e-9")
-    body = render("ledger.html.j2", **sections.ledger_values([odd]))
+    values = sections.ledger_values([odd])
+    body = sections.render("equations.html.j2", summary="", examples=[], **values)
     assert "a &lt; b &amp; θ₀" in body
     assert "agrees to 10<sup>−9</sup>" in body
