@@ -13,14 +13,14 @@ Explorer.controls = (() => {
     const { state } = Explorer, names = ["x from", "x to", "y from", "y to"];
     const boxes = names.map((name, i) => make("input", { type: "number", step: "any", id: `c-${key}-${i}`, "aria-label": `Limits of the picture: ${name}` }));
     const change = () => {
-      const found = boxes.map((box) => (box.value === "" ? NaN : Number(box.value)));
-      const wrong = found.map((v, i) => !(v >= field.items.minimum && v <= field.items.maximum) || (i % 2 === 1 && !(v - found[i - 1] > least(found[i - 1], v))));
+      const sides = boxes.map((box) => (box.value === "" ? NaN : Number(box.value)));
+      const wrong = sides.map((v, i) => !(v >= field.items.minimum && v <= field.items.maximum) || (i % 2 === 1 && !(v - sides[i - 1] > least(sides[i - 1], v))));
       boxes.forEach((box, i) => box.setAttribute("aria-invalid", String(wrong[i])));
       const first = wrong.indexOf(true), { minimum, maximum } = field.items;
       Explorer.trouble(key, first < 0 ? null : new Error(`"${names[first]}" must be a number from ${minimum} to ${maximum}${first % 2 ? `, above "${names[first - 1]}"` : ""}.`));
       if (first >= 0) return;
       const within = (v, low, high) => Math.min(high, Math.max(low, v)), { x, y } = state.values;
-      state.set({ [key]: found, x: within(x, found[0], found[1]), y: within(y, found[2], found[3]) });
+      state.set({ [key]: sides, x: within(x, sides[0], sides[1]), y: within(y, sides[2], sides[3]) });
     };
     boxes.forEach((box) => box.addEventListener("change", change));
     refreshers.push(() => boxes.forEach((box, i) => {
