@@ -94,8 +94,10 @@ def general() -> sympy.Expr:
     return solution.subs(falling, fixed).subs(growing, c)
 
 
+@check("C.13", "SymPy's own solution of the derived equation through theta_0, and its derivative.")
+@check("C.14", "The squares of SymPy's own solution, less theta_*, and of its derivative.")
+@check("C.16", "The square of the speed of SymPy's own solution.")
 def along_general(form: Form) -> Evidence:
-    """The display along SymPy's own solution of the derived equation through theta_0."""
     return derived(*form.pairs(**LINE, theta=general(), dtheta=general().diff(TIME)))
 
 
@@ -163,28 +165,10 @@ def start(form: Form) -> Evidence:
     return derived(*form.pairs(**letters))
 
 
-@check("C.13")
-def path_and_speed(form: Form) -> Evidence:
-    """SymPy's own solution of the derived equation through theta_0, and its derivative."""
-    return along_general(form)
-
-
-@check("C.14")
-def squares(form: Form) -> Evidence:
-    """The squares of SymPy's own solution, less theta_*, and of its derivative."""
-    return along_general(form)
-
-
 @check("C.15")
 def root_identities(form: Form) -> Evidence:
     """The three identities, with SymPy's roots."""
     return derived(*form.pairs(**LINE))
-
-
-@check("C.16")
-def speed_squared(form: Form) -> Evidence:
-    """The square of the speed of SymPy's own solution."""
-    return along_general(form)
 
 
 def running() -> sympy.Expr:

@@ -6,6 +6,7 @@ The checks of App. G's first example, rotation, are in `appendix_g_rotation`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,18 @@ from lossnav.solvers import Riccati
 # Sec. 4, second half
 
 
-@check("4.4")
-def objective_with_drift(form: Form) -> Evidence:
+@check("4.4", eta=0.7, k=1.2, gamma=0.5)
+@check("G.1", eta=1.1, k=0.7, gamma=0.8)
+def objective(form: Form, **constants: Any) -> Evidence:
     """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=problems.metric, drift=wind, eta=0.7, k=1.2, gamma=0.5)
+    return displayed_cost(form, metric=problems.metric, drift=wind, **constants)
 
 
-@check("4.5")
-def equations_with_drift(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and an undefined drift."""
-    s = anything(2, drift=True)
-    return derived(*s.motion(form))
+@check("4.5", "The derived equations for an undefined loss and an undefined drift.")
+@check("G.4", "The derived equations for an undefined drift, with df/dt on functions of time.")
+@check("G.6", "The derived equations for an undefined loss and drift of three weights.", dim=3)
+def euclidean(form: Form, dim: int = 2) -> Evidence:
+    return derived(*anything(dim, drift=True).motion(form))
 
 
 # App. G: the equations with a drift
@@ -50,12 +52,6 @@ J = ImmutableMatrix(2, 2, sympy.symbols("J11 J12 J21 J22", real=True))
 def undefined(x: Any) -> Any:
     """An undefined loss."""
     return symbols.unknown("L", *x)
-
-
-@check("G.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8)
 
 
 @check("G.2")
@@ -71,12 +67,6 @@ def equations(form: Form) -> Evidence:
     return derived(*line, *plane)
 
 
-@check("G.4")
-def euclidean(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and drift, with df/dt on functions of time."""
-    return derived(*anything(2, drift=True).motion(form))
-
-
 @check("G.5")
 def jacobian(form: Form) -> Evidence:
     """The library's derivative of a drift has rows for f and columns for theta, as SymPy's."""
@@ -86,12 +76,6 @@ def jacobian(form: Form) -> Evidence:
     points = random("G.5").normal(size=(10, 2))
     ours = Drift(wind).jet(points, 1)[1]
     return defined((ours, np.array([shown(*p) for p in points])))
-
-
-@check("G.6")
-def by_jacobian(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and drift of three weights."""
-    return derived(*anything(3, drift=True).motion(form))
 
 
 @check("G.7")
@@ -125,27 +109,21 @@ RATE = 1.3
 DECAY = Decay(RATE)
 
 
+@check("G.30", "The derived equations of the drift -j theta, beside both signs.")
+@check("G.31", "The derived equations of that drift, all of theta on the left, beside both signs.")
 def decaying(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta on a quadratic loss, beside both forms."""
     s = symbols.local_system(SHRINK)
     return corrected(form, lambda version: derived(*s.motion(version, j=j, g=g, H=H, theta0=start)))
-
-
-@check("G.30")
-def decay_equations(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta on a quadratic loss, beside both signs."""
-    return decaying(form)
-
-
-@check("G.31")
-def decay_rearranged(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta, all of theta on the left, beside both signs."""
-    return decaying(form)
 
 
 def feedback(p: Local) -> FloatArray:
     """The optimal feedback with the decay, from a Riccati equation."""
     return Riccati().feedback(p.objective(drift=DECAY)).K
+
+
+def resting(p: Local) -> FloatArray:
+    """Where exact paths with the decay settle, a column for each minimum."""
+    return problems.resting_points(p, DECAY)
 
 
 def by_direction(p: Local, form: Form) -> FloatArray:
@@ -174,33 +152,21 @@ def biases(form: Form) -> Evidence:
 def solution(form: Form) -> Evidence:
     """The displayed path, with R the optimal feedback and B from where exact paths settle, against
     the path of least J."""
-    p, times, pairs = local("G.34"), [0.1, 0.5, 1.0, 2.0], []
-    letters = p.letters | {"R": feedback(p), "B": problems.resting_points(p, DECAY)}
-    for t, theta in zip(times, least(p.objective(drift=DECAY), p.theta0, times), strict=True):
-        pairs += form.pairs(**letters, theta=theta, t=t)
-    return numeric(*pairs, tol=1e-9)
+    p = local("G.34")
+    letters = {"R": feedback(p), "B": resting(p)}
+    return numeric(*problems.along_least(form, p, drift=DECAY, **letters), tol=1e-9)
 
 
-def both_forms(form: Form, p: Local, letter: str, ours: FloatArray) -> Evidence:
-    """A matrix beside its two displayed forms, the first by its entries along the eigenvectors."""
-    Q = p.eigen()[1]
+@check("G.35", letter="R", matrix=feedback)
+@check("G.36", letter="B", matrix=resting)
+def both_forms(form: Form, letter: str, matrix: Callable[[Local], FloatArray]) -> Evidence:
+    """R from a Riccati equation, or B from where exact paths settle for three minima, beside both
+    signs of both displayed forms, the first by its entries along the eigenvectors."""
+    p = local(form.display)
+    ours, Q = matrix(p), p.eigen()[1]
     letters = p.letters | {"j": RATE, "Q": Q, letter: ours}
     letters[f"{letter}_tilde"] = np.diag(np.diag(Q.T @ ours @ Q))
     return corrected(form, lambda version: numeric(*version.pairs(**letters)))
-
-
-@check("G.35")
-def rate_matrix(form: Form) -> Evidence:
-    """The optimal feedback of a Riccati equation beside both signs, and along the eigenvectors."""
-    p = local("G.35")
-    return both_forms(form, p, "R", feedback(p))
-
-
-@check("G.36")
-def bias_matrix(form: Form) -> Evidence:
-    """Where exact paths settle for three minima beside both signs, and along the eigenvectors."""
-    p = local("G.36")
-    return both_forms(form, p, "B", problems.resting_points(p, DECAY))
 
 
 # The part of the motion that no potential explains

@@ -28,6 +28,7 @@ SPIN = ImmutableMatrix([[0, -q], [q, 0]])
 ROUND = {H[0, 0]: h, H[1, 1]: h, H[0, 1]: 0}
 """An isotropic Hessian."""
 LETTERS = CONSTANTS | {"h": h, "lam_i": lam, "r": r, "phi0_i": phi0, "g_tilde_i": slope, "c": const}
+
 TIMES = np.array([0.1, 0.5, 1.0, 2.0])
 
 
@@ -70,11 +71,8 @@ class Turning:
 
     def along_best(self, form: Form, **letters: Any) -> list[Pair]:
         """The sides of a display along the path of least J, at four times."""
-        pairs, turn = [], self.U.conj().T
-        path = problems.least(self.objective, self.p.theta0, TIMES)
-        for t, theta in zip(TIMES, path, strict=True):
-            pairs += form.pairs(**self.letters | letters, t=t, theta=theta, phi=turn @ theta)
-        return pairs
+        turn, drift = self.U.conj().T, Rotation(self.J)
+        return problems.along_least(form, self.p, turn, TIMES, drift, **self.letters | letters)
 
 
 def turning(name: str, n: int = 4) -> Turning:
@@ -125,12 +123,7 @@ def diagonalised(form: Form) -> Evidence:
 def decoupled_system(form: Form) -> Evidence:
     """The derived acceleration of a random rotation, in coordinates of its eigenvectors."""
     t = turning("G.13")
-    turn = t.U.conj().T
-    run, pairs = symbols.accelerations(t.objective), []
-    for theta, v in random("G.13 points").normal(size=(5, 2, 4)):
-        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
-        pairs += form.pairs(**t.letters, **motion)
-    return numeric(*pairs)
+    return numeric(*symbols.rotated_motion(form, t.objective, t.U.conj().T, **t.letters))
 
 
 def along(path: sympy.Expr, **letters: Any) -> Pair:

@@ -114,6 +114,22 @@ def least(objective: Objective, theta0: FloatArray, t: Any) -> FloatArray:
     return solve(objective, theta0, method=Ritz(), tol=1e-11).at(t)
 
 
+def along_least(
+    form: Form,
+    p: Local,
+    turn: Any = None,
+    times: FloatArray = TIMES,
+    drift: Any = None,
+    **more: Any,
+) -> list[Pair]:
+    """The sides of a display along the path of least J; ``phi`` is theta turned by ``turn``."""
+    turn, pairs = np.eye(len(p.g)) if turn is None else turn, []
+    for t, theta in zip(times, least(p.objective(drift=drift), p.theta0, times), strict=True):
+        here = {"t": t, "Dt": t, "theta": theta, "theta_Dt": theta, "phi": turn @ theta}
+        pairs += form.pairs(**p.letters | more | here)
+    return pairs
+
+
 def resting_points(p: Local, drift: Any) -> FloatArray:
     """Where exact paths come to rest, a column for each unit vector as the loss's minimum."""
     ends = []
