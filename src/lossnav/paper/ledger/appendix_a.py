@@ -15,7 +15,6 @@ from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import (
     BOWL,
     bowl,
-    displayed_cost,
     local,
     metric,
     random,
@@ -145,14 +144,6 @@ def sum_to_integral(form: Form) -> Evidence:
     ours = [Discrete(task, n, T / n).J(x) for x, n in zip(paths, COUNTS, strict=True)]
     limit = approached([T / n for n in COUNTS], [abs(s - exact) for s in sums], order=1)
     return limit.also(numeric((ours, sums)))
-
-
-@check("A.4", horizon=2.5, eta=0.8, k=1.3)
-@check("A.5", horizon=2.5, **CONSTANTS)
-@check("A.6", **CONSTANTS)
-def integral(form: Form, **inputs: Any) -> Evidence:
-    """The displayed integral is the library's J on a random path, to its end T or to infinity."""
-    return displayed_cost(form, **inputs)
 
 
 @check("A.8")

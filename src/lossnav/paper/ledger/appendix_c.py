@@ -15,7 +15,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import BOWL, displayed_cost, metric, random, same_cost, wind
+from lossnav.paper.ledger.problems import BOWL, metric, random, same_cost, wind
 from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, anything, h, q, r, star
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -23,18 +23,6 @@ from lossnav.solvers import Direct, Ritz, solve
 from lossnav.solvers.trajectory import Trajectory
 
 # The Euler-Lagrange equations
-
-
-@check("C.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=metric, drift=wind, eta=0.9, k=1.1, gamma=0.7)
-
-
-@check("C.2")
-def lagrangian(form: Form) -> Evidence:
-    """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("C.3")
@@ -53,12 +41,6 @@ def euler_lagrange(form: Form) -> Evidence:
         bend, speed = (after - 2 * here + before) * n**2, (after - before) * n / 2
         gaps.append(float(np.abs(bend - force(here, speed)).max()))
     return symbolic.also(comparison.approached([1 / n for n in counts], gaps, order=2))
-
-
-@check("C.4")
-def explicit(form: Form) -> Evidence:
-    """The derived equations for an undefined loss, metric and drift."""
-    return derived(*anything(2, metric=True, drift=True).motion(form))
 
 
 # A quadratic loss in one dimension

@@ -10,29 +10,14 @@ import sympy
 from scipy import linalg
 
 from lossnav.paper.ledger import comparison, problems, symbols
-from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import BOWL, STRONG, Local, along_least, local
 from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, H, K, g, r, start
-from lossnav.problem.landscapes import DoubleWell, Function, Rosenbrock
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 
 # Sec. 3
-
-
-@check("3.1")
-def simple_objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J without metric and drift, on a random path."""
-    return problems.displayed_cost(form, eta=0.8, k=1.3, gamma=0.6)
-
-
-@check("3.2")
-def momentum(form: Form) -> Evidence:
-    """The derived equations of three coordinates and an undefined loss, as first-order systems."""
-    s = symbols.anything(3)
-    # theta' = p defines p, so that p' is the acceleration.
-    return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
 
 
 @check("3.3")
@@ -49,24 +34,11 @@ def overdamped(form: Form) -> Evidence:
     return comparison.closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
 
 
-@check("3.4", loss=Rosenbrock(3), theta0=[0.5, -0.3, 0.8])
-@check("E.5", loss=DoubleWell(), theta0=[0.4, -0.7])
-def picture(form: Form, loss: Function, theta0: list[float]) -> Evidence:
-    """The displayed quadratic is the library's; its distance from a loss is of third order."""
-    return problems.local_picture(form, loss, theta0)
-
-
 @check("3.5")
 def optimal_update(form: Form) -> Evidence:
     """Matrix functions of a random Hessian against paths of least J, for three discounts."""
     cases = [local("3.5", gamma=gamma) for gamma in (0.0, 0.7, 5.0)]
     return numeric(*[pair for p in cases for pair in along_least(form, p)], tol=1e-9)
-
-
-@check("3.6")
-def three_rules(form: Form) -> Evidence:
-    """Three limits of the exact step, and any dt: dt -> inf, large gamma, and small dt."""
-    return problems.three_rules(form, local("3.6"), 2.0)
 
 
 # App. E: momentum
@@ -76,22 +48,6 @@ lam, slope, phi0, c = sympy.symbols("lambda_i g_i phi_0 c_i", real=True)
 ONE = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
 """One coordinate of a diagonal Hessian."""
 LETTERS = CONSTANTS | {"lam_i": lam, "g_tilde_i": slope, "phi0_i": phi0, "c_i": c, "r": r}
-
-
-@check("E.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J for three weights on a random path."""
-
-    def hilly(x: Any) -> Any:
-        return np.cosh(x[0] - x[2] - 0.2) + x[1] ** 4 + x[1] * x[2] + x[2] ** 2
-
-    return problems.displayed_cost(form, names="xyz", loss=hilly, eta=0.6, k=1.2, gamma=0.8)
-
-
-@check("E.2")
-def lagrangian(form: Form) -> Evidence:
-    """The displayed Lagrangian is the library's, for an undefined loss of three weights."""
-    return defined(*form.pairs(**symbols.anything(3).letters))
 
 
 @check("E.3")

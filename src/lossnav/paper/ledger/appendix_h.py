@@ -13,15 +13,7 @@ from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison
-from lossnav.paper.ledger.comparison import (
-    Evidence,
-    Pair,
-    check,
-    corrected,
-    defined,
-    derived,
-    numeric,
-)
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import SHORT, Local, as_dt_shrinks, local, random
 from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, K, System, symbolic, system
@@ -192,7 +184,9 @@ def belief_equations(form: Form) -> Evidence:
     return or_as_datum(form, path, form.pairs(**datum))
 
 
-def or_as_datum(form: Form, path: dict[str, Any], datum: list[Pair], *more: Evidence) -> Evidence:
+def or_as_datum(
+    form: Form, path: dict[str, Any], datum: list[comparison.Pair], *more: Evidence
+) -> Evidence:
     """The printed form beside the corrected one, which needs the printed one to hold as a datum."""
     right = derived(*form.right.pairs(**path)).also(derived(*datum), *more)
     return derived(*form.pairs(**path)).otherwise(right)

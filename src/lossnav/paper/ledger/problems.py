@@ -14,7 +14,7 @@ from scipy.integrate import quad_vec
 
 from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison
-from lossnav.paper.ledger.comparison import Evidence, Pair, defined, numeric
+from lossnav.paper.ledger.comparison import Evidence, Pair, defined
 from lossnav.paper.ledger.form import Form
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -164,20 +164,6 @@ def all_closing(steps: list[float], pairs: list[list[Pair]], order: float) -> Ev
     return each[0].also(*each[1:])
 
 
-def three_rules(form: Form, p: Local, dt: float, **inputs: Any) -> Evidence:
-    """Compare three regimes of the exact step: any dt and dt -> inf, large gamma, and small dt."""
-    G, task = inputs.get("metric"), p.objective(**inputs)
-    metric = {} if G is None else {"G": G}
-    cases = [lambda n=n, **own: form.pairs(**own, **metric, case=n) for n in range(3)]
-    pairs = []
-    for far, path in ((dt, least(task, p.theta0, dt)), (400.0, solve(task, p.theta0).at(400.0))):
-        pairs += cases[0](**p.letters, theta_Dt=path, Dt=far)
-    newton = (solve(task, p.theta0).at(400.0) - p.theta0, -linalg.solve(p.H, p.g))
-    exact = numeric(*pairs, newton, tol=1e-9)
-    ballistic = as_dt_shrinks(p, cases[2], gamma=0.0, **inputs)
-    return as_gamma_grows(p, cases[1], **inputs).also(ballistic, exact)
-
-
 def smooth_path(name: str, n: int) -> Path:
     """A random path that settles, and its velocity: t -> (theta, theta')."""
     rng = random(f"path {name}")
@@ -236,30 +222,3 @@ def integrand_of(form: Form, side: int = -1, horizon: float = np.inf, **inputs: 
 def _at_column(function: Any, x: Any) -> Any:
     value = function(x[:, 0])
     return np.array(value) if isinstance(value, list) else value
-
-
-def displayed_cost(
-    form: Form, names: str = "xy", horizon: float = np.inf, loss: Any = bowl, **inputs: Any
-) -> Evidence:
-    """Compare the displayed integral with the library's J, on a random path."""
-    objective = Objective(Function(loss, names=list(names)), **inputs)
-    integrand = integrand_of(form, horizon=horizon, loss=loss, **inputs)
-    return same_cost(form.display, objective, integrand, horizon)
-
-
-def local_picture(form: Form, loss: Function, theta0: Any) -> Evidence:
-    """The displayed quadratic is the library's Quadratic, and meets the loss at third order."""
-    start = np.asarray(theta0, dtype=float)
-    value, g, H = loss.jet(start)
-    rng = random(form.display)
-
-    def shown(x: FloatArray) -> Any:
-        letters = {"theta": start + x, "theta0": start, "g": g, "H": H}
-        return form.side(0, 1, **letters, Loss=lambda x: loss(x[:, 0]))
-
-    points, direction = rng.normal(size=(10, len(start))), rng.normal(size=len(start))
-    direction /= linalg.norm(direction)
-    same = defined((value + Quadratic(H, g=g)(points), [shown(x) for x in points]))
-    steps = [0.04, 0.02, 0.01]
-    gaps = [abs(float(loss(start + s * direction) - shown(s * direction))) for s in steps]
-    return same.also(comparison.approached(steps, gaps, order=3))
