@@ -172,11 +172,11 @@ def approached(
         >>> approached([0.1, 0.05], [1e-2, 2.5e-3], order=2).reached
         'order 2.0 (asked: 2), gap down to 1e-2'
     """
-    (early, late), (far, near) = steps[-2:], map(float, gaps[-2:])
+    (coarse, fine), (far, near) = steps[-2:], map(float, gaps[-2:])
     if not (0 < near < far and np.isfinite([near, far]).all()):
         reached = f"does not close in: {_power(far)}, then {_power(near)}"
         return Evidence(Verdict.LIMIT, False, reached, True)
-    measured = math.log(far / near) / math.log(early / late)
+    measured = math.log(far / near) / math.log(coarse / fine)
     reached = f"order {measured:.1f} (asked: {order:g}), gap down to {_power(near)}"
     holds = abs(measured - order) <= within
     return Evidence(Verdict.LIMIT, holds, reached, measured < order / 2)

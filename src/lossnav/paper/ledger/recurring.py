@@ -56,9 +56,7 @@ def lagrangian(form: Form, dim: int = 2, **given: bool) -> Evidence:
 @check("C.4", metric=True, drift=True)
 @check("F.3", metric=True)
 @check("G.3", dims=(1, 2), metric=True, drift=True)
-@check(
-    "G.4", "The derived equations for an undefined drift, df/dt on functions of time.", drift=True
-)
+@check("G.4", "The derived equations for any drift, with df/dt on functions of time.", drift=True)
 @check("G.6", dims=(3,), drift=True)
 def equations(form: Form, dims: tuple[int, ...] = (2,), **given: bool) -> Evidence:
     """The derived equations for an undefined loss, metric and drift."""
