@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -343,28 +344,29 @@ def cost_by_energy(form: Form) -> Evidence:
 
     path = solve_ivp(rates, (0, T), [start, speed, 0], rtol=1e-12, atol=1e-13, dense_output=True)
 
-    def along(at: Any, low: Any, high: Any) -> float:
-        def value(t: float) -> Any:
-            x, v, _ = path.sol(t)
-            return at(theta=x, dtheta=v, Loss=LOSS([x]).item())
+    def state(t: float) -> dict[str, Any]:
+        x, v, _ = path.sol(t)
+        return {"theta": x, "dtheta": v, "Loss": LOSS([x]).item()}
 
-        return quad(value, float(low), float(high), epsrel=1e-10)[0]
+    letters = {"T": T, "E": E, "eta": ETA_, "k": K_}
+    return numeric(*form.pairs(J=path.y[2, -1], **letters, int=integral_along(state)), tol=1e-9)
 
-    J = path.y[2, -1]
-    return numeric(*form.pairs(J=J, T=T, E=E, eta=ETA_, k=K_, int=along), tol=1e-9)
+
+def integral_along(letters: Callable[[float], dict[str, Any]]) -> Any:
+    """The ``int`` of a display, by quadrature over the values of letters at each time."""
+
+    def integral(at: Any, low: Any, high: Any) -> float:
+        limits = float(low), float(high)
+        return quad(lambda t: at(**letters(t)), *limits, limit=200, epsrel=1e-10)[0]
+
+    return integral
 
 
 @check("C.30")
 def cost(form: Form) -> Evidence:
     """The least J from the shallower minimum against the displayed integral."""
     path = crossing(MINUS)
-
-    def along(at: Any, low: Any, high: Any) -> float:
-        def value(t: float) -> Any:
-            return at(Loss=LOSS(path.at(t)).item())
-
-        return quad(value, float(low), float(high), limit=200, epsrel=1e-10)[0]
-
+    along = integral_along(lambda t: {"Loss": LOSS(path.at(t)).item()})
     return numeric(*form.pairs(J=path.J, T=30.0, k=K_, int=along), tol=1e-7)
 
 

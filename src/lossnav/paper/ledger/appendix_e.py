@@ -187,11 +187,7 @@ def update(form: Form) -> Evidence:
 def newton(form: Form) -> Evidence:
     """The distance of the exact path from the Newton step decays as the slowest exponential."""
     p = local("E.18")
-    rate = -p.rates().max()
-    times = np.array([6.0, 9.0, 12.0]) / rate
-    exact = solve(p.objective(), p.theta0)
-    gaps = [comparison.gap(*form.pairs(**p.letters, theta_Dt=exact.at(t))[0]) for t in times]
-    return comparison.approached(list(np.exp(-rate * times)), gaps, order=1, within=0.05)
+    return problems.settling(form, p.objective(), -p.rates().max(), **p.letters)
 
 
 @check("E.19")

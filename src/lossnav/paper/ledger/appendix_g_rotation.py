@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from sympy import ImmutableMatrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger import problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, Pair, check, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import Local, local, random, skew
@@ -50,11 +50,6 @@ class Turning:
     def feedback(self) -> FloatArray:
         """The optimal feedback, from a Riccati equation."""
         return Riccati().feedback(self.objective).K
-
-    @property
-    def rate(self) -> float:
-        """How fast the exact path settles."""
-        return float(-linalg.eigvals(self.feedback).real.max())
 
     @property
     def letters(self) -> dict[str, Any]:
@@ -261,10 +256,8 @@ def bias_matrix(form: Form) -> Evidence:
 def limit(form: Form) -> Evidence:
     """The distance of the exact path from the displayed limit decays as displayed."""
     t = turning("G.26")
-    path, times = solve(t.objective, t.p.theta0), np.array([6.0, 9.0, 12.0]) / t.rate
-    sides = [form.pairs(**t.letters, theta=path.at(s))[0] for s in times]
-    gaps = [linalg.norm(ours - shown) for ours, shown in sides]
-    return comparison.approached(list(np.exp(-t.rate * times)), gaps, order=1, within=0.05)
+    rate = -linalg.eigvals(t.feedback).real.max()
+    return problems.settling(form, t.objective, rate, **t.letters)
 
 
 @check("G.27")

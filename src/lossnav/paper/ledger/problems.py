@@ -130,6 +130,15 @@ def along_least(
     return pairs
 
 
+def settling(form: Form, task: Objective, rate: float, **letters: Any) -> Evidence:
+    """Check that the exact path approaches the displayed point as its slowest exponential."""
+    times = np.array([6.0, 9.0, 12.0]) / rate
+    path = solve(task, letters["theta0"]).at(times)
+    sides = [form.pairs(**letters, theta=here, theta_Dt=here)[0] for here in path]
+    gaps = [linalg.norm(ours - printed) for ours, printed in sides]
+    return comparison.approached(list(np.exp(-rate * times)), gaps, order=1, within=0.05)
+
+
 def resting_points(p: Local, drift: Any) -> FloatArray:
     """Where exact paths come to rest, a column for each unit vector as the loss's minimum."""
     ends = []
