@@ -44,20 +44,20 @@ def cost(
 
 
 @check("C.2", metric=True, drift=True)
-@check("E.2", dim=3)
-@check("F.2", metric=True)
+@check("E.2", "The displayed Lagrangian is the library's, for any loss of three weights.", dim=3)
+@check("F.2", "The displayed Lagrangian is the library's, for any loss and metric.", metric=True)
 @check("G.2", metric=True, drift=True)
 def lagrangian(form: Form, dim: int = 2, **given: bool) -> Evidence:
     """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
     return defined(*form.pairs(**anything(dim, **given).letters))
 
 
-@check("4.5", drift=True)
+@check("4.5", "The derived equations for an undefined loss and drift.", drift=True)
 @check("C.4", metric=True, drift=True)
-@check("F.3", metric=True)
+@check("F.3", "The derived equations for an undefined loss and metric.", metric=True)
 @check("G.3", dims=(1, 2), metric=True, drift=True)
 @check("G.4", "The derived equations for any drift, with df/dt on functions of time.", drift=True)
-@check("G.6", dims=(3,), drift=True)
+@check("G.6", "The derived equations for any drift of three weights.", dims=(3,), drift=True)
 def equations(form: Form, dims: tuple[int, ...] = (2,), **given: bool) -> Evidence:
     """The derived equations for an undefined loss, metric and drift."""
     return derived(*[pair for dim in dims for pair in anything(dim, **given).motion(form)])
