@@ -5,9 +5,9 @@
 Explorer.view = (view, { plots, texts, draw, words, controls }) => {
   const { state, panels, fill, maths, $ } = Explorer;
   let latest = null;
-  const all = Object.fromEntries(Object.entries({ ...texts, equations: "None.", python: "" }).map(([id, text]) => [`${view}-${id}`, text]));
+  const blank = Object.fromEntries(Object.entries({ ...texts, equations: "None.", python: "" }).map(([id, text]) => [`${view}-${id}`, text]));
   const places = plots.map((id) => `${view}-${id}`);
-  const waits = (on) => [...places, ...Object.keys(all)].forEach((id) => Explorer.busy(id, "answer", on));
+  const waits = (on) => [...places, ...Object.keys(blank)].forEach((id) => Explorer.busy(id, "answer", on));
   const note = (text) => Explorer.make("p", { class: "note" }, text);
 
   function show() {
@@ -28,7 +28,7 @@ Explorer.view = (view, { plots, texts, draw, words, controls }) => {
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
       latest = null;
-      panels.none(places, all);
+      panels.none(places, blank);
       Explorer.trouble(view, error);
     }
     waits(false);
