@@ -42,7 +42,7 @@ EQUIVALENT = (
     (r"I\.2", r".*\\mu\}_t \+ \\dot.*\|-", "a divergence is even in the change of the mean"),
     (r"(6\.1|I\.1|I\.3)", r".*\\mu.*\|2 ", "an entropy does not depend on the mean"),
     (r"[a-z].*", r".*\bx\[\d\].*", "a test problem, which both sides are given"),
-    (r"[a-z].*", r".*(local_picture|adaptive\(|Quadratic\(spd|uniform|normal\(|direction|E, start|state, speed|"
+    (r"[a-z].*", r".*(theta0=\[|adaptive\(|Quadratic\(spd|uniform|normal\(|direction|E, start|state, speed|"
      r"np\.arange|minimum\(side|6\.0, 9\.0|Ritz\(ends|A\.T|size \* np|"
      r"theta, eta, k = |brentq|theta\[-1\]|share =|swapaxes).*", "a point, path or step of a test"),
     (r"[a-z].*", r".*([Nn]odes|NODES|\bgrid\b).*", "a quadrature's nodes are symmetric, or more than are needed"),

@@ -12,10 +12,10 @@ import pytest
 
 import lossnav as ln
 from lossnav.explorer import api, requests
+from lossnav.explorer.api import STORIES
 from lossnav.explorer.landscapes import LANDSCAPES, prepared
 from lossnav.explorer.paths import FIELDS, RATES, RULES, path_request
 from lossnav.explorer.requests import Refused
-from lossnav.explorer.stories import STORIES
 from lossnav.problem.builtin import problem
 
 BOWL = {"landscape": "bowl", "gamma": 0.0}

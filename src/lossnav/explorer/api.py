@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from lossnav.explorer.beliefs import BELIEFS, UNCERTAINTY, beliefs, uncertainty
 from lossnav.explorer.landscapes import BOX, LANDSCAPES, picture, prepared
 from lossnav.explorer.paths import PathRequest, drift, metric, path_request, rotated_metric
 from lossnav.explorer.requests import Refused, Schema
-from lossnav.explorer.stories import STORIES
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.rules import learning_rule
@@ -67,13 +66,12 @@ def _equations(
     landscape = prepared(name, expression)
     loss = UNKNOWN if landscape.source.sampled else landscape.loss
     try:
-        found = derive(Objective(loss, metric=metric(values), drift=drift(values)))
-        drawn = [inline(line) for line in found.mathml().splitlines()]
+        system = derive(Objective(loss, metric=metric(values), drift=drift(values)))
+        drawn = [inline(line) for line in system.mathml().splitlines()]
     except (ValueError, TypeError) as error:
         raise Refused(str(error)) from None
-    return str(found), drawn if sum(
-        len(piece) for line in drawn for piece in line
-    ) <= LONGEST else []
+    length = sum(len(piece) for line in drawn for piece in line)
+    return str(system), drawn if length <= LONGEST else []
 
 
 @functools.lru_cache(maxsize=4)
@@ -168,7 +166,7 @@ def answer(question: str, request: Any) -> dict[str, Any]:
     if question not in QUESTIONS:
         requests.known("question", question, QUESTIONS)
     try:
-        found: dict[str, Any] = plain(QUESTIONS[question][0](request))
+        reply: dict[str, Any] = plain(QUESTIONS[question][0](request))
     except Refused:
         raise
     except (ValueError, ArithmeticError, TypeError, RecursionError, MemoryError) as error:
@@ -177,7 +175,62 @@ def answer(question: str, request: Any) -> dict[str, Any]:
         raise Refused(
             f"This cannot be computed ({type(error).__name__}): {reason[:300]}"
         ) from error
-    return found
+    return reply
+
+
+@dataclass(frozen=True)
+class Story:
+    """Settings of the page that show one thing, with a sentence that says which.
+
+    Attributes:
+        title: What its link says.
+        sentence: What it shows.
+        view: The view of the page that shows it.
+        settings: Settings of a request of that view; those left out have their defaults.
+        field: Whether the policy field and the watershed are shown.
+    """
+
+    title: str
+    sentence: str
+    view: str = "paths"
+    settings: dict[str, Any] = field(default_factory=dict)
+    field: bool = False
+
+
+STORIES = {
+    "crossing": Story(
+        "The deeper well",
+        "A patient learner (γ = 0.1) climbs the hill to reach the deeper well; gradient flow, Adam "
+        "and the local rule end in the nearer one.",
+        settings={"landscape": "double-well", "gamma": 0.1},
+    ),
+    "patience": Story(
+        "When patience pays",
+        "At γ = 0.6646 both wells are equally good ends, and the watershed runs through the start: "
+        "with a smaller γ the path over the hill wins, with a larger one the nearer well.",
+        settings={"landscape": "double-well", "gamma": 0.6646},
+        field=True,
+    ),
+    "natural": Story(
+        "Natural gradient",
+        "Where the Fisher metric prices motion, the optimal path first widens the variance, close "
+        "to natural gradient, which costs less than gradient flow, each at its best rate.",
+        settings={"landscape": "normal", "gamma": 2.0, "rules": ["flow", "natural"]},
+    ),
+    "wind": Story(
+        "A wind that turns",
+        "A drift turns all weights about the origin: the optimal path is carried round with it, "
+        "and rests at (0,\u00a0−0.4), where loss and the cost of resisting the drift balance.",
+        settings={"landscape": "bowl", "gamma": 0.0, "drift": "rotation", "speed": 1.0},
+    ),
+    "switch": Story(
+        "A task switch",
+        "When the minimum moves, the variance of the weight first more than doubles, as "
+        "uncertainty makes motion cheap, and then settles again at its old value.",
+        view="uncertainty",
+    ),
+}
+"""The stories by the name that their links have."""
 
 
 def catalogue() -> dict[str, Any]:

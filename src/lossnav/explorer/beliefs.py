@@ -98,7 +98,7 @@ def _belief_equations() -> list[list[str]]:
 
 
 def _stream(values: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
-    """The mean gradient and the noisy observations of it, one unit of time apart."""
+    """The mean gradient and the noisy observations of it, at unit intervals."""
     rng = np.random.default_rng(values["seed"])
     alpha, xi = values["alpha"], values["xi"]
     keep = math.exp(-alpha)
@@ -137,11 +137,11 @@ def uncertainty(request: Any) -> dict[str, Any]:
     else:
         try:
             with np.errstate(all="ignore"):
-                found = solve(objective, start, method=Ritz(ends=[end]), tol=1e-7)
-                path = found.at(t)
+                optimal = solve(objective, start, method=Ritz(ends=[end]), tol=1e-7)
+                path = optimal.at(t)
         except (ValueError, ArithmeticError) as refusal:
             raise Refused(str(refusal)) from None
-        J, status, error = found.J, found.status, found.error
+        J, status, error = optimal.J, optimal.status, optimal.error
     path[0] = start
     equations = derive(objective)
     solution = {"t": t, "mu": path[:, 0], "v": path[:, 1], "J": J, "start": start, "target": end}
@@ -171,7 +171,7 @@ def _overdamped(equations: EulerLagrange, t: FloatArray, start: list[float]) -> 
     flow = compiled(letters, [limit[x].xreplace(equations.values) for x in letters])
     options = {"t_eval": t, "method": "LSODA", "rtol": 1e-7, "atol": 1e-9}
     with np.errstate(all="ignore"):
-        found = solve_ivp(lambda _, y: flow(*y), (0, t[-1]), start, **options)
-    if not found.success or found.y.shape[1] != len(t):
+        slow = solve_ivp(lambda _, y: flow(*y), (0, t[-1]), start, **options)
+    if not slow.success or slow.y.shape[1] != len(t):
         return {"mu": [], "v": []}
-    return {"mu": found.y[0], "v": found.y[1]}
+    return {"mu": slow.y[0], "v": slow.y[1]}

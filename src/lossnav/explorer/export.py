@@ -7,6 +7,7 @@ paths every second point, which is more than a screen can show.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lossnav.explorer import api, paths
+from lossnav.explorer.api import STORIES
 from lossnav.explorer.landscapes import LANDSCAPES, SLICE, Landscape
 from lossnav.explorer.server import assets
-from lossnav.explorer.stories import STORIES
 from lossnav.explorer.workers import warm_processes
 
 GAMMAS = (0.1, 0.6, 2.0, 8.0)
@@ -72,15 +73,15 @@ def export(
         )
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"--export is {folder}, but there is no folder {folder.parent}.")
-    for one in offered:
-        paths.offer(one)
+    if offered:
+        paths.offer(*offered)
         landscapes = [SLICE]
     made = Path(tempfile.mkdtemp(prefix=".explorer-", dir=folder.absolute().parent))
     try:
         grid = {name: _grid(LANDSCAPES[name], gammas, variants, starts) for name in landscapes}
-        paths_told = [name for name in stories if STORIES[name].view == "paths"]
-        told = [name for name in paths_told if STORIES[name].settings["landscape"] in landscapes]
-        size = _write(made, say, {"landscapes": grid, "stories": told, "rules": RULES}, offered)
+        of_paths = [name for name in stories if STORIES[name].view == "paths"]
+        shown = [name for name in of_paths if STORIES[name].settings["landscape"] in landscapes]
+        size = _write(made, say, {"landscapes": grid, "stories": shown, "rules": RULES}, offered)
         made.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
@@ -102,14 +103,11 @@ def _write(
         (place / name).write_bytes(asset.body)
     catalogue = api.catalogue()
     shown = {rule for name in grid["stories"] for rule in STORIES[name].settings.get("rules", ())}
-    catalogue["rules"] = {
-        name: title for name, title in catalogue["rules"].items() if name in (*RULES, *shown)
-    }
-    catalogue["stories"] = {
-        name: story
-        for name, story in catalogue["stories"].items()
-        if name in grid["stories"] or story["view"] != "paths"
-    }
+    for name in catalogue["rules"].keys() - {*RULES, *shown}:
+        del catalogue["rules"][name]
+    for name, story in STORIES.items():
+        if name not in grid["stories"] and story.view == "paths":
+            del catalogue["stories"][name]
     stored = json.dumps({"catalogue": catalogue, "grid": grid}, separators=(",", ":"))
     script = f'"use strict";\nExplorer.stored = {stored};\n'
     (folder / "static" / "manifest.js").write_text(script, encoding="utf-8")
@@ -126,16 +124,12 @@ def _grid(
 ) -> dict[str, Any]:
     """The settings of one landscape that are precomputed."""
     x0, x1, y0, y1 = landscape.box
-    corners = [
-        [round(x0 + u * (x1 - x0), 3), round(y0 + v * (y1 - y0), 3)]
-        for u in (0.22, 0.78)
-        for v in (0.22, 0.78)
-    ]
+    sides = [[round(a + u * (b - a), 3) for u in (0.22, 0.78)] for a, b in ((x0, x1), (y0, y1))]
     if landscape.positive:
         variants = ({"metric": "fisher", "drift": "none"}, VARIANTS[0])
     return {
         "gammas": sorted({landscape.settings["gamma"], *gammas}),
-        "starts": [[landscape.settings["x"], landscape.settings["y"]], *corners][:starts],
+        "starts": [landscape.start, *map(list, itertools.product(*sides))][:starts],
         "variants": list(variants),
         "width": x1 - x0,
         "height": y1 - y0,
@@ -156,10 +150,10 @@ def _answers(
                 tasks.append((f"{name}-{g}-{v}", request, here["starts"]))
     for name in grid["stories"]:
         request = STORIES[name].settings
-        tasks.append((f"story-{name}", request, [_own_start(request["landscape"])]))
-    for done, (task, answer) in enumerate(zip(tasks, _computed(tasks, offered), strict=True), 1):
-        for part, found in answer.items():
-            yield f"{task[0]}-{part}", found
+        tasks.append((f"story-{name}", request, [LANDSCAPES[request["landscape"]].start]))
+    for done, (task, parts) in enumerate(zip(tasks, _computed(tasks, offered), strict=True), 1):
+        for part, answer in parts.items():
+            yield f"{task[0]}-{part}", answer
         if done % 10 == 0 or done == len(tasks):
             say(f"{done} of {len(tasks)} settings")
 
@@ -172,8 +166,8 @@ def _computed(tasks: Sequence[GridTask], offered: Sequence[Landscape]) -> Iterat
     pool = ProcessPoolExecutor(
         min(os.cpu_count() or 1, len(tasks)),
         mp_context=warm_processes(),
-        initializer=_offer_all,
-        initargs=(tuple(offered),),
+        initializer=paths.offer,
+        initargs=tuple(offered),
     )
     try:
         yield from pool.map(_setting, tasks)
@@ -181,40 +175,22 @@ def _computed(tasks: Sequence[GridTask], offered: Sequence[Landscape]) -> Iterat
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _offer_all(offered: Sequence[Landscape]) -> None:
-    for one in offered:
-        paths.offer(one)
-
-
 def _setting(task: GridTask) -> dict[str, Any]:
     """Everything shown for one setting of the learner, and from each start."""
     _, request, starts = task
-    return {
-        "field": _answer("field", request),
-        "equations": _answer("equations", request),
-    } | {str(i): _start(request | {"x": x, "y": y}) for i, (x, y) in enumerate(starts)}
-
-
-def _own_start(landscape: str) -> list[float]:
-    settings = LANDSCAPES[landscape].settings
-    return [settings["x"], settings["y"]]
+    own = {question: _answer(question, request) for question in ("field", "equations")}
+    return own | {str(i): _start(request | {"x": x, "y": y}) for i, (x, y) in enumerate(starts)}
 
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:
     """Everything that depends on the start."""
     path = _answer("basins", request)
-    for one in (path, *path.get("candidates", ())):
-        _thin(one)
-        one.pop("discount", None)
     rules = _answer("rules", {"rules": list(RULES)} | request)
-    for one in rules.get("rows", ()):
+    for one in (path, *path.get("candidates", ()), *rules.get("rows", ())):
         _thin(one)
-    words = _answer("equations", request)
-    return {
-        "path": path,
-        "rules": rules,
-        "words": {name: words[name] for name in ("python", "toml") if name in words},
-    }
+    code = _answer("equations", request)
+    words = {name: code[name] for name in ("python", "toml") if name in code}
+    return {"path": path, "rules": rules, "words": words}
 
 
 def _answer(question: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -225,8 +201,9 @@ def _answer(question: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _thin(one: dict[str, Any]) -> None:
-    """Every second point, and the last one."""
-    for name in ("t", "x", "y", "loss", "kinetic", "potential", "discount"):
+    """Keep every second point and the last one; the page does not show the discount."""
+    one.pop("discount", None)
+    for name in ("t", "x", "y", "loss", "kinetic", "potential"):
         values = one.get(name)
         if isinstance(values, list):
             one[name] = values[:-1:2] + values[-1:]

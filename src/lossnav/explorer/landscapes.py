@@ -63,6 +63,11 @@ class Landscape:
     setup: str = ""
 
     @property
+    def start(self) -> list[float]:
+        """The start that shows it well."""
+        return [self.settings["x"], self.settings["y"]]
+
+    @property
     def sampled(self) -> bool:
         """Whether the loss is known by its values on a grid, without a formula."""
         return self.kind is GridLoss
@@ -91,52 +96,30 @@ def _typed(title: str, text: str, **more: Any) -> Landscape:
     return Landscape(title, landscapes.Expression, {"text": text, "variables": ["x", "y"]}, **more)
 
 
-LANDSCAPES: dict[str, Landscape] = {
+LANDSCAPES = {
     "double-well": Landscape(
-        "Double well (Fig. 1)",
-        landscapes.DoubleWell,
-        box=(-1.75, 1.75, -1.1, 1.1),
-        settings={"x": -0.6, "y": 0.55, "gamma": 0.6, "dt": 0.1},
-    ),
+        "Double well (Fig. 1)", landscapes.DoubleWell, {}, (-1.75, 1.75, -1.1, 1.1),
+        {"x": -0.6, "y": 0.55, "gamma": 0.6, "dt": 0.1}),
     "bowl": Landscape(
-        "Round bowl (Fig. 3)",
-        landscapes.Quadratic,
-        {"H": [4.0, 4.0], "minimum": [0.0, -0.5]},
-        settings={"x": 1.5, "y": 1.5, "gamma": 0.0, "dt": 0.05},
-    ),
+        "Round bowl (Fig. 3)", landscapes.Quadratic, {"H": [4.0, 4.0], "minimum": [0.0, -0.5]}, BOX,
+        {"x": 1.5, "y": 1.5, "gamma": 0.0, "dt": 0.05}),
     "valley": Landscape(
-        "Long valley (Fig. 2c)",
-        landscapes.Quadratic,
-        {"H": [1 / 9, 1.0]},
-        box=(-4.0, 4.0, -4.0, 4.0),
-        settings={"x": -3.0, "y": -3.0, "gamma": 1.0, "dt": 0.2},
-    ),
+        "Long valley (Fig. 2c)", landscapes.Quadratic, {"H": [1 / 9, 1.0]}, (-4.0, 4.0, -4.0, 4.0),
+        {"x": -3.0, "y": -3.0, "gamma": 1.0, "dt": 0.2}),
     "rosenbrock": Landscape(
-        "Rosenbrock's curved valley",
-        landscapes.Rosenbrock,
-        box=(-2.0, 2.0, -1.0, 3.0),
-        settings={"x": -1.2, "y": 1.0, "gamma": 0.3, "dt": 0.02},
-    ),
+        "Rosenbrock's curved valley", landscapes.Rosenbrock, {}, (-2.0, 2.0, -1.0, 3.0),
+        {"x": -1.2, "y": 1.0, "gamma": 0.3, "dt": 0.02}),
     "himmelblau": Landscape(
-        "Himmelblau's four minima",
-        landscapes.Himmelblau,
-        box=(-5.0, 5.0, -5.0, 5.0),
-        settings={"x": -0.5, "y": -1.0, "k": 0.05, "gamma": 0.5, "dt": 0.05},
-    ),
+        "Himmelblau's four minima", landscapes.Himmelblau, {}, (-5.0, 5.0, -5.0, 5.0),
+        {"x": -0.5, "y": -1.0, "k": 0.05, "gamma": 0.5, "dt": 0.05}),
     "mueller-brown": Landscape(
-        "Müller-Brown, three wells",
-        landscapes.MuellerBrown,
-        box=(-1.6, 1.2, -0.4, 2.0),
-        settings={"x": -0.8, "y": 0.6, "k": 0.01, "gamma": 0.5, "dt": 0.05},
-    ),
+        "Müller-Brown, three wells", landscapes.MuellerBrown, {}, (-1.6, 1.2, -0.4, 2.0),
+        {"x": -0.8, "y": 0.6, "k": 0.01, "gamma": 0.5, "dt": 0.05}),
     "normal": _typed(
-        "Fit of a normal: mean x, variance y",
-        "log(y)/2 + ((x - 1)**2 + 1/2)/(2*y)",
-        box=(-2.0, 4.0, 0.05, 3.5),
-        settings={"x": -1.2, "y": 1.0, "gamma": 0.5, "metric": "fisher", "dt": 0.1},
-        positive=True,
-    ),
-}
+        "Fit of a normal: mean x, variance y", "log(y)/2 + ((x - 1)**2 + 1/2)/(2*y)",
+        box=(-2.0, 4.0, 0.05, 3.5), positive=True,
+        settings={"x": -1.2, "y": 1.0, "gamma": 0.5, "metric": "fisher", "dt": 0.1}),
+}  # fmt: skip
 
 
 def sliced(loss: GridLoss, title: str, setup: str = "") -> Landscape:
@@ -235,18 +218,18 @@ def _minima(loss: landscapes.Loss, source: Landscape, box: Box) -> tuple[tuple[f
     z = np.where(np.isfinite(z), z, np.inf)
     rows, columns = np.nonzero((z <= minimum_filter(z, 3, mode="nearest")) & np.isfinite(z))
     order = np.argsort(z[rows, columns], kind="stable")[:SEEDS]
-    found: list[FloatArray] = []
+    minima: list[FloatArray] = []
     for i, j in zip(rows[order], columns[order], strict=True):
         point = _bottom(loss, np.array([x[j], y[i]]))
         if point is None or (source.positive and point[1] <= 0):
             continue
-        near = (np.linalg.norm(point - p) <= 1e-4 * (1 + np.linalg.norm(p)) for p in found)
+        near = (np.linalg.norm(point - p) <= 1e-4 * (1 + np.linalg.norm(p)) for p in minima)
         if not any(near):
-            found.append(point)
-    if not found:
+            minima.append(point)
+    if not minima:
         return ()
-    lowest = lowest_first([float(loss(p)) for p in found], np.stack(found), z)[:ENDS]
-    return tuple((float(found[i][0]) + 0.0, float(found[i][1]) + 0.0) for i in lowest)
+    lowest = lowest_first([float(loss(p)) for p in minima], np.stack(minima), z)[:ENDS]
+    return tuple((float(minima[i][0]) + 0.0, float(minima[i][1]) + 0.0) for i in lowest)
 
 
 def _bottom(loss: landscapes.Loss, near: FloatArray) -> FloatArray | None:
@@ -255,10 +238,9 @@ def _bottom(loss: landscapes.Loss, near: FloatArray) -> FloatArray | None:
         try:
             options = {"gtol": 1e-10, "maxiter": 200}
             ways = {"jac": loss.grad, "hess": loss.hess, "method": "trust-exact"}
-            found = minimize(loss, near, options=options, **ways)
+            point = np.asarray(minimize(loss, near, options=options, **ways).x)
         except (ValueError, ArithmeticError):  # the loss has left the finite numbers
             return None
-        point = np.asarray(found.x)
         value, slope, hess = loss.jet(point)
     if not (np.isfinite(hess).all() and np.isfinite(slope).all()):
         return None

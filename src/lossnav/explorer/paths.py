@@ -21,13 +21,7 @@ from scipy.interpolate import PchipInterpolator
 
 from lossnav._base.checks import FloatArray
 from lossnav.explorer import landscapes
-from lossnav.explorer.landscapes import (
-    LANDSCAPES,
-    SLICE,
-    Landscape,
-    PreparedLandscape,
-    prepared,
-)
+from lossnav.explorer.landscapes import LANDSCAPES, SLICE, Landscape, PreparedLandscape, prepared
 from lossnav.explorer.requests import Refused, Schema, choice, number, read
 from lossnav.problem import geometry
 from lossnav.problem.objective import Objective
@@ -111,11 +105,12 @@ FIELDS: dict[str, Schema] = {
 }
 
 
-def offer(landscape: Landscape) -> None:
-    """Let requests of this process ask about a slice, by default."""
-    landscapes.offer(landscape)
-    FIELDS["landscape"] |= {"enum": [*LANDSCAPES, "expression"], "default": SLICE}
-    _objective.cache_clear()
+def offer(*slices: Landscape) -> None:
+    """Let requests of this process ask about a slice, by default; the last one if several."""
+    for landscape in slices:
+        landscapes.offer(landscape)
+        FIELDS["landscape"] |= {"enum": [*LANDSCAPES, "expression"], "default": SLICE}
+        _objective.cache_clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,26 +219,26 @@ def basins(request: Any) -> dict[str, Any]:
 
 
 def _described(asked: PathRequest, margin: float) -> dict[str, Any]:
-    found = solved(asked, asked.horizon, margin)
-    answer = _sampled(asked.objective, found)
-    if asked.landscape.source.sampled and _leaves(found, asked.landscape.source.box):
+    optimal = solved(asked, asked.horizon, margin)
+    answer = _sampled(asked.objective, optimal)
+    if asked.landscape.source.sampled and _leaves(optimal, asked.landscape.source.box):
         answer["message"] += (
             " It leaves the slice, outside of which the loss is not known: use a larger extent."
         )
     return answer | {
-        "names": list(found.names),
-        "velocity0": found.velocity0,
-        "rest": found.rest,
+        "names": list(optimal.names),
+        "velocity0": optimal.velocity0,
+        "rest": optimal.rest,
         "endless": math.isinf(asked.horizon),
-        "candidates": [_sampled(asked.objective, other) for other in found.candidates],
+        "candidates": [_sampled(asked.objective, other) for other in optimal.candidates],
     }
 
 
-def _leaves(found: Trajectory, box: Sequence[float]) -> bool:
+def _leaves(optimal: Trajectory, box: Sequence[float]) -> bool:
     """Whether a path goes out of the box by more than its width in rounding."""
     low, high = np.array(box[::2]), np.array(box[1::2])
     far = 1e-6 * (high - low)
-    return bool(((found.theta < low - far) | (found.theta > high + far)).any())
+    return bool(((optimal.theta < low - far) | (optimal.theta > high + far)).any())
 
 
 def solved(asked: PathRequest, horizon: float, margin: float = 1.0) -> Trajectory:
@@ -261,36 +256,36 @@ def solved(asked: PathRequest, horizon: float, margin: float = 1.0) -> Trajector
         method = Ritz(ends=ends or None, margin=margin)
     try:
         with np.errstate(all="ignore"):
-            found = solve(objective, asked.theta0, horizon, method=method, tol=TOL)
+            optimal = solve(objective, asked.theta0, horizon, method=method, tol=TOL)
     except (ValueError, ArithmeticError) as error:
         raise Refused(str(error)) from None
-    if not np.isfinite(found.theta).all():
+    if not np.isfinite(optimal.theta).all():
         raise Refused("The path is not finite: change the landscape or the start.")
-    return found
+    return optimal
 
 
-def _sampled(objective: Objective, found: Trajectory) -> dict[str, Any]:
+def _sampled(objective: Objective, path: Trajectory) -> dict[str, Any]:
     """A path as arrays and numbers; costs are before discount."""
-    t, theta, kinetic = _points(found)
+    t, theta, kinetic = _points(path)
     potential = objective.potential(theta)
     points = {"t": t, "x": theta[:, 0], "y": theta[:, 1], "loss": potential / objective.k}
     costs = {"kinetic": kinetic, "potential": potential, "discount": objective.discount_at(t)}
-    status = {"status": found.status.name, "message": found.status.value, "ok": found.status.ok}
-    return points | costs | status | {"J": found.J, "end": found.end, "error": found.error}
+    status = {"status": path.status.name, "message": path.status.value, "ok": path.status.ok}
+    return points | costs | status | {"J": path.J, "end": path.end, "error": path.error}
 
 
-def _points(found: Trajectory) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _points(path: Trajectory) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Times, points and cost of motion along the mesh, up to where the path has come to rest."""
-    size = max(float(np.ptp(found.theta, axis=0).max()), 1e-12)
-    moving = np.flatnonzero(np.abs(found.theta - found.theta[-1]).max(-1) > 1e-4 * size)
-    last = min(int(moving[-1]) + 2 if len(moving) else 1, len(found.t) - 1)
+    size = max(float(np.ptp(path.theta, axis=0).max()), 1e-12)
+    moving = np.flatnonzero(np.abs(path.theta - path.theta[-1]).max(-1) > 1e-4 * size)
+    last = min(int(moving[-1]) + 2 if len(moving) else 1, len(path.t) - 1)
     if last >= POINTS // 2:  # dense enough as it is
         picked = np.unique(np.linspace(0, last, min(last + 1, POINTS)).round().astype(int))
-        return found.t[picked], found.theta[picked], found.kinetic[picked]
-    t = np.interp(np.linspace(0, last, POINTS), np.arange(last + 1), found.t[: last + 1])
-    theta = found.at(t)
-    theta[0] = found.theta[0]
-    return t, theta, PchipInterpolator(found.t, found.kinetic)(t)  # stays positive
+        return path.t[picked], path.theta[picked], path.kinetic[picked]
+    t = np.interp(np.linspace(0, last, POINTS), np.arange(last + 1), path.t[: last + 1])
+    theta = path.at(t)
+    theta[0] = path.theta[0]
+    return t, theta, PchipInterpolator(path.t, path.kinetic)(t)  # stays positive
 
 
 def field(request: Any) -> dict[str, Any]:
@@ -301,23 +296,23 @@ def field(request: Any) -> dict[str, Any]:
         y0 = 1e-2 * (y1 - max(y0, 0.0)) if y1 > 0 else y0
     try:
         with np.errstate(all="ignore"):
-            found = policy(asked.objective, [(x0, x1), (y0, y1)], n=NODES)
+            plan = policy(asked.objective, [(x0, x1), (y0, y1)], n=NODES)
     except (ValueError, ArithmeticError) as error:
         raise Refused(str(error)) from None
     pick = slice(EVERY // 2, None, EVERY)
-    x, y = np.meshgrid(found.x[pick], found.y[pick], indexing="ij")
-    velocity = found.velocity[pick, pick].reshape(-1, 2)
+    x, y = np.meshgrid(plan.x[pick], plan.y[pick], indexing="ij")
+    velocity = plan.velocity[pick, pick].reshape(-1, 2)
     speed = np.linalg.norm(velocity, axis=1)
     u, v = (velocity / np.maximum(speed, 1e-300)[:, None]).T
-    edge = found.watershed()
+    edge = plan.watershed()
     arrows = {"x": x.ravel(), "y": y.ravel(), "u": u, "v": v, "speed": speed}
     return arrows | {
-        "basin": found.basin[pick, pick].ravel(),
+        "basin": plan.basin[pick, pick].ravel(),
         "spacing": [side / (NODES - 1) * EVERY for side in (x1 - x0, y1 - y0)],
-        "minima": found.minima,
+        "minima": plan.minima,
         "watershed": {"x": edge[:, 0], "y": edge[:, 1]},
-        "error": found.error,
-        "message": found.status.value,
+        "error": plan.error,
+        "message": plan.status.value,
         "endless": True,
     }
 
@@ -385,9 +380,9 @@ def _derived(
 ) -> RulePath:
     """A rule whose speed follows from the objective."""
     rules, dt = {"it": rule(asked.objective, float(t[1]))}, float(t[1])
-    found = rank(rules, asked.objective, asked.theta0, len(t) - 1, dt=dt, reference=False)
-    path = found.paths["it"][1][0]
-    return RulePath(t, path, note=found["it"].status or _divergence(asked, path))
+    ranking = rank(rules, asked.objective, asked.theta0, len(t) - 1, dt=dt, reference=False)
+    path = ranking.paths["it"][1][0]
+    return RulePath(t, path, note=ranking["it"].status or _divergence(asked, path))
 
 
 def _tuned(rule: Callable[[Any], Rule], asked: PathRequest, t: FloatArray) -> RulePath:
@@ -426,10 +421,10 @@ def _curve(asked: PathRequest, natural: bool, longest: float) -> Callable[[Float
 
     try:
         options = {"method": "LSODA", "dense_output": True, "rtol": 1e-6, "atol": 1e-9}
-        found = solve_ivp(flow, (0.0, longest), asked.theta0, **options)
+        flowed = solve_ivp(flow, (0.0, longest), asked.theta0, **options)
     except (FloatingPointError, np.linalg.LinAlgError):
         return None
-    return found.sol if found.success else None
+    return flowed.sol if flowed.success else None
 
 
 def _best(asked: PathRequest, t: FloatArray, paths: FloatArray, rates: FloatArray) -> RulePath:

@@ -93,8 +93,7 @@ def create_app(
         offered: The slice of the user's model to show first, if there is one.
     """
     slices = tuple(offered)
-    for landscape in slices:
-        paths.offer(landscape)
+    paths.offer(*slices)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -194,10 +193,10 @@ def assets() -> dict[str, Asset]:
 
 def plotly() -> bytes:
     """plotly.js from the plotly package, which is not imported."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
+    package = find_spec("plotly")
+    if package is None or package.origin is None:
         raise ImportError("The explorer needs the package plotly: pip install 'lossnav[explore]'")
-    return (Path(found.origin).parent / "package_data" / PLOTLY).read_bytes()
+    return (Path(package.origin).parent / "package_data" / PLOTLY).read_bytes()
 
 
 def _file(request: Request, name: str) -> Response:
@@ -312,7 +311,7 @@ class Server(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """A connection that cannot be held for nothing.
+    """A connection with a time limit on each request.
 
     uvicorn ends a connection that is idle after an answer, but waits without end for a request to
     arrive. Here a request has `PATIENCE` seconds for its headers. When there are too many

@@ -78,8 +78,7 @@ def serve(connection: Connection, *offered: Any) -> None:
     """
     from lossnav.explorer import api, paths
 
-    for landscape in offered:
-        paths.offer(landscape)
+    paths.offer(*offered)
     busy = False
 
     def stop(*_: Any) -> None:
@@ -99,9 +98,9 @@ def serve(connection: Connection, *offered: Any) -> None:
         try:
             try:
                 busy = True
-                found: dict[str, Any] = {"answer": api.answer(question, request)}
+                reply: dict[str, Any] = {"answer": api.answer(question, request)}
             except api.Refused as error:
-                found = {"error": str(error)}
+                reply = {"error": str(error)}
             except Exception:  # a stop may have left a module half imported: try a new worker
                 if os.environ.get("LOSSNAV_TRACEBACK"):
                     raise
@@ -109,9 +108,9 @@ def serve(connection: Connection, *offered: Any) -> None:
             finally:
                 busy = False
         except Stopped:  # it may come at any point above, in a handler too
-            busy, found = False, {"error": "stopped"}
-        status = b"200" if "answer" in found else b"422"
-        body = json.dumps(found.get("answer", found), allow_nan=False, separators=(",", ":"))
+            busy, reply = False, {"error": "stopped"}
+        status = b"200" if "answer" in reply else b"422"
+        body = json.dumps(reply.get("answer", reply), allow_nan=False, separators=(",", ":"))
         answer = status + body.encode()
 
 
@@ -180,7 +179,7 @@ class Worker:
                 self.cancelling.send_bytes(b"!")
 
     def tidy(self) -> None:
-        """After a question: drop a dead process, and a cancellation that came too late."""
+        """After a question: drop a dead process, and a cancellation after the answer."""
         if self.process is None:
             return
         if not self.process.is_alive():

@@ -8,8 +8,7 @@ from pathlib import Path
 from lossnav._base import checks
 from lossnav._base.files import write_whole
 from lossnav.paper.cache import writing
-from lossnav.paper.page import write_page
-from lossnav.paper.sections import PARTS, Job, built, finished
+from lossnav.paper.sections import PARTS, Job, built, finished, write_page
 
 __all__ = ["PARTS", "reproduce"]
 

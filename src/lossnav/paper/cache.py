@@ -15,16 +15,33 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lossnav
 from lossnav._base.files import DISK_FULL, write_whole
-from lossnav.paper.page import Section
 
 FOLDER = ".parts"
 _PACKAGES = ("numpy", "scipy", "sympy", "matplotlib", "jinja2", "scikit-learn", "torch")
 _UNUSED = frozenset({"__pycache__", "cli", "explorer", "inference", "optim", "studies"})
 """Folders of code that a part depends on only if it lists them."""
+
+
+class Section(NamedTuple):
+    """A section of the page.
+
+    Attributes:
+        id: Its name, for links.
+        title: Its heading.
+        body: HTML.
+        files: Names of the files written beside the page.
+        group: Sections of one group are listed under one heading.
+    """
+
+    id: str
+    title: str
+    body: str
+    files: tuple[str, ...] = ()
+    group: str = ""
 
 
 def key(name: str, settings: Mapping[str, Any], uses: tuple[str, ...] = ()) -> str:
@@ -78,12 +95,10 @@ def find(out: Path, name: str, wanted: str) -> Section | None:
     """The part from an earlier run, if its key matches and all its files are unchanged."""
     try:
         record = json.loads((out / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        if record["key"] != wanted:
+        files = record["files"]
+        if record["key"] != wanted or files != {file: _hash(out / file) for file in files}:
             return None
-        if any(_hash(out / file) != digest for file, digest in record["files"].items()):
-            return None
-        section = Section(**record["section"])
-        return section._replace(files=tuple(section.files))
+        return Section(**record["section"] | {"files": tuple(record["section"]["files"])})
     except (OSError, ValueError, KeyError, TypeError):  # damaged or missing: rebuild it
         return None
 

@@ -1,11 +1,16 @@
-"""The parts of the page in order: figures, stored results, exact paths, and equations."""
+"""The page: one self-contained HTML file, readable on a phone, in print and without a network.
+
+Its parts are figures, stored results, exact paths, and equations.
+"""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import json
+import platform
 import re
 import tomllib
 from base64 import b64encode
@@ -13,24 +18,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import sympy
+from markupsafe import Markup, escape
 
 import lossnav
 from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
 from lossnav.equations import derive
+from lossnav.equations.line_breaks import pieces
 from lossnav.equations.notation import mathml
 from lossnav.paper import cache, figures
+from lossnav.paper.cache import Section
 from lossnav.paper.figures import PaperFigure, quadratic, training_panels
 from lossnav.paper.figures.double_well import basins, fig1
 from lossnav.paper.figures.uncertainty import noise, transients
 from lossnav.paper.ledger import Entry, Verdict, ledger, one_thread, summary
-from lossnav.paper.page import Section, render
 from lossnav.problem.belief import adaptive, weight_uncertainty
 from lossnav.problem.geometry import Decay, Rotation
 from lossnav.problem.landscapes import Function
@@ -91,17 +100,11 @@ def drawn(
         for table, columns in tables.items():
             files.append(figures.save_csv(columns, job.out, table.replace(" ", "_")).name)
     svg = b64encode((job.out / f"{figure.name}.svg").read_bytes()).decode("ascii")
-    text = figure_texts()[figure.name]
-    notes = [text["note"], *notes] if "note" in text else notes
-    values = {"name": figure.name, "caption": text["caption"], "svg": svg, "files": files}
-    body = render("figure.html.j2", notes=notes, **values)
+    texts = resources.files("lossnav.paper").joinpath("templates/figures.toml").read_text("utf-8")
+    text = tomllib.loads(texts)[figure.name]
+    notes = [*filter(None, [text.get("note")]), *notes]
+    body = fragment("figure", figure.name, text["caption"], svg, files, notes)
     return Section(figure.name, text["title"], body, tuple(files))
-
-
-def figure_texts() -> dict[str, dict[str, str]]:
-    """Title, caption and note of each figure."""
-    file = resources.files("lossnav.paper").joinpath("templates/figures.toml")
-    return tomllib.loads(file.read_text("utf-8"))
 
 
 def _training_panels(job: Job) -> Section:
@@ -121,13 +124,13 @@ def stored_files(name: str) -> list[Path]:
     return sorted((Path(lossnav.__file__).parents[2] / folder).glob(pattern))
 
 
-def _stored_hash(name: str) -> Callable[[bool], dict[str, Any]]:
+def _stored(group: str, name: str, section: Callable[[], Section]) -> Part:
     def inputs(full: bool) -> dict[str, Any]:
         files = stored_files(name)
         raw = b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)
         return {"files": hashlib.sha256(raw).hexdigest()}
 
-    return inputs
+    return Part(group, lambda job: section(), inputs)
 
 
 def training_studies() -> Section:
@@ -139,29 +142,27 @@ def training_studies() -> Section:
         if rows:
             name = path.name.removesuffix("_summary.csv").replace("_", " ")
             studies.append((name, *_study_table(rows)))
-    return Section("training", "Training studies", render("training.html.j2", studies=studies))
+    return Section("training", "Training studies", fragment("training", studies))
 
 
 def _study_table(rows: Sequence[dict[str, str]]) -> tuple[list[str], list[list[str]]]:
     def number(row: dict[str, str], column: str) -> str:
         return f"{float(row[column]):.4g}" if row[column] else "–"
 
-    heads = ["rule", f"test {rows[0]['metric']}", "interval", "seeds", "points tried", "steps"]
-    cells = [
-        [
-            row["rule"],
-            f"{number(row, 'mean')} ± {float(row['sd'] or 0):.2g}",
-            f"{number(row, 'low')} to {number(row, 'high')}",
-            row["n"],
-            row["points_tried"] if row["points_tried"] != "0" else "1",
-            number(row, "steps"),
-        ]
-        for row in rows
-    ]
-    if len({row["task"] for row in rows}) > 1:
-        heads = ["task", *heads]
-        cells = [[row["task"], *own] for row, own in zip(rows, cells, strict=True)]
-    return heads, cells
+    columns: dict[str, Callable[[dict[str, str]], str]] = {
+        "task": lambda row: row["task"],
+        "rule": lambda row: row["rule"],
+        f"test {rows[0]['metric']}": lambda row: (
+            f"{number(row, 'mean')} ± {float(row['sd'] or 0):.2g}"
+        ),
+        "interval": lambda row: f"{number(row, 'low')} to {number(row, 'high')}",
+        "seeds": lambda row: row["n"],
+        "points tried": lambda row: row["points_tried"] if row["points_tried"] != "0" else "1",
+        "steps": lambda row: number(row, "steps"),
+    }
+    if len({row["task"] for row in rows}) == 1:
+        del columns["task"]
+    return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 
 def fingerprints() -> Section:
@@ -175,16 +176,12 @@ def fingerprints() -> Section:
             if match:
                 near = f"{nearest[1]} ({nearest[2]})" if nearest else "–"
                 rows.append([name, match[1], match[2], near])
-    body = render("fingerprints.html.j2", rows=rows)
-    return Section("fingerprints", "What optimizers assume", body)
+    return Section("fingerprints", "What optimizers assume", fragment("fingerprints", rows))
 
 
 def exact_paths() -> list[dict[str, str]]:
     """The paper's quadratic examples: exact velocity, end and J, and a direct minimum of J."""
-    panels: list[tuple[str, Any, tuple[float, ...]]] = [
-        ("2a", quadratic.LINE, (0.0,)),
-        ("2c", quadratic.PLANE, quadratic.PLANE_START),
-    ]
+    panels = (("2a", quadratic.LINE, (0.0,)), ("2c", quadratic.PLANE, quadratic.PLANE_START))
     rows = [
         _path_row(f"Fig. {panel}, γ = {gamma:g}", Objective(loss, gamma=gamma), start)
         for panel, loss, start in panels
@@ -219,7 +216,7 @@ def _vector(x: FloatArray) -> str:
 
 def _paths(job: Job) -> Section:
     rows = exact_paths()
-    body = render("paths.html.j2", heads=list(rows[0]), rows=[list(row.values()) for row in rows])
+    body = fragment("paths", list(rows[0]), [list(row.values()) for row in rows])
     return Section("paths", "Exact paths, checked", body)
 
 
@@ -236,31 +233,25 @@ def examples() -> list[tuple[str, str, Objective, str]]:
         lambda x: h / 4 * (x[0] ** 2 - target**2) ** 2 - q / 3 * x[0] ** 3 - low, names=line
     )
     speed = mathml(derive(Objective(wells)).energy().velocity(0)[0])
-    notes = {
-        "energy": "At γ = 0 the energy is conserved, and its least level gives the rule "
-        f"θ̇ = ±{speed}.",
-        "metric": "The main text's form holds for a constant metric only (errata 10); this one is "
-        "general.",
-        "decay": "The decay enters as j(j + γ); the paper prints j(j − γ) (errata 1).",
-        "m": "The m-equation has a second observation term that the paper omits (errata 6).",
-        "v": "The v-equation has (g − m)²/(2v²); the paper prints /(4v²) in one place (errata 7).",
-    }
     metric = Objective(any_line, metric=lambda x: [[G(x[0])]])
     drift = Objective(anything, drift=lambda x: np.array([f1(*x), f2(*x)], dtype=object))
-    rotation, decay = Objective(bowl, drift=Rotation(1.0)), Objective(parabola, drift=Decay(0.5))
-    gaussian = adaptive([0.0], observation="gaussian")
     return [
         ("Sec. 3, App. E", "Momentum", Objective(anything), ""),
         ("App. C", "Quadratic loss", Objective(parabola), ""),
-        ("App. C", "Double well", Objective(wells), notes["energy"]),
-        ("Sec. 4, App. F", "Metric that depends on the parameter", metric, notes["metric"]),
+        ("App. C", "Double well", Objective(wells), "At γ = 0 the energy is conserved, and its "
+         f"least level gives the rule θ̇ = ±{speed}."),
+        ("Sec. 4, App. F", "Metric that depends on the parameter", metric, "The main text's form "
+         "holds for a constant metric only (errata 10); this one is general."),
         ("Sec. 4, App. G", "Any drift", drift, ""),
-        ("App. G", "Rotation", rotation, ""),
-        ("App. G", "Weight decay", decay, notes["decay"]),
-        ("Sec. 5", "Beliefs about gradient and curvature", adaptive([0.0]), notes["m"]),
-        ("App. H", "The fuller observation model", gaussian, notes["v"]),
+        ("App. G", "Rotation", Objective(bowl, drift=Rotation(1.0)), ""),
+        ("App. G", "Weight decay", Objective(parabola, drift=Decay(0.5)),
+         "The decay enters as j(j + γ); the paper prints j(j − γ) (errata 1)."),
+        ("Sec. 5", "Beliefs about gradient and curvature", adaptive([0.0]),
+         "The m-equation has a second observation term that the paper omits (errata 6)."),
+        ("App. H", "The fuller observation model", adaptive([0.0], observation="gaussian"),
+         "The v-equation has (g − m)²/(2v²); the paper prints /(4v²) in one place (errata 7)."),
         ("Sec. 6, App. I", "Weight uncertainty", weight_uncertainty(parabola), ""),
-    ]
+    ]  # fmt: skip
 
 
 def _equations(job: Job) -> Section:
@@ -269,21 +260,23 @@ def _equations(job: Job) -> Section:
     with cache.writing(job.out):
         files = write_ledger(entries, job.out)
     job.progress(f"  {summary(entries)}")
-    shown = []
+    shown: list[dict[str, Any]] = []
     for where, title, objective, note in examples():
         equations = derive(objective)
-        rules = equations.limits()
-        limits = {
-            "optimal step over Δt": rules.update,
-            "Δt → ∞: Newton": rules.newton,
-            "velocity": rules.continuous,
-            "γ → ∞: gradient descent": rules.gradient_descent,
-            "γ = 0: ballistic": rules.ballistic,
-        }
-        formulas = [(name, mathml(rule)) for name, rule in limits.items() if rule is not None]
-        own = formulas if title in ("Momentum", "Weight decay") else []
         example = {"where": where, "title": title, "note": note, "mathml": equations.mathml()}
-        shown.append(example | {"limits": own})
+        shown.append(example | {"limits": []})
+        if title in ("Momentum", "Weight decay"):
+            rules = equations.limits()
+            limits = {
+                "optimal step over Δt": rules.update,
+                "Δt → ∞: Newton": rules.newton,
+                "velocity": rules.continuous,
+                "γ → ∞: gradient descent": rules.gradient_descent,
+                "γ = 0: ballistic": rules.ballistic,
+            }
+            shown[-1]["limits"] = [
+                (k, mathml(rule)) for k, rule in limits.items() if rule is not None
+            ]
     values = ledger_values(entries) | {"summary": summary(entries), "examples": shown}
     body = render("equations.html.j2", **values)
     return Section("equations", "Every equation, checked", body, tuple(files))
@@ -344,8 +337,8 @@ PARTS: dict[str, Part] = {
     "noise": _figure(WORDS, noise, ("studies",)),
     "transients": _figure(WORDS, transients),
     "regret": _figure(BEYOND, quadratic.regret),
-    "training": Part(BEYOND, lambda job: training_studies(), _stored_hash("training")),
-    "fingerprints": Part(BEYOND, lambda job: fingerprints(), _stored_hash("fingerprints")),
+    "training": _stored(BEYOND, "training", training_studies),
+    "fingerprints": _stored(BEYOND, "fingerprints", fingerprints),
     "paths": Part(EQUATIONS, _paths),
     "equations": Part(EQUATIONS, _equations),
 }
@@ -365,7 +358,7 @@ def built(name: str, job: Job) -> Section:
             section = part.build(job)._replace(group=part.group)
     except (DataError, ImportError) as missing:  # not cached, so that the next run tries again
         job.progress(f"  left out: {missing}")
-        return Section(name, name, render("missing.html.j2", reason=missing), group=part.group)
+        return Section(name, name, fragment("note", missing), group=part.group)
     with cache.writing(job.out):
         cache.keep(job.out, name, wanted, section)
     return section
@@ -375,3 +368,67 @@ def finished(name: str, job: Job) -> Section | None:
     """The part from an earlier run in the folder, full or quick; None if there is none."""
     keys = (PARTS[name].key(name, full) for full in (job.full, not job.full))
     return next(filter(None, (cache.find(job.out, name, key) for key in keys)), None)
+
+
+# HTML
+
+_NAMES = "alpha eps eta gamma kappa lambda mu phi sigma tau theta xi"
+LETTERS = dict(zip(_NAMES.split(), "αεηγκλμφστθξ", strict=True))
+
+
+def prettified(text: str) -> Markup:
+    """Plain text as HTML, with Greek letters for their names and powers of ten.
+
+    Examples:
+        >>> prettified("a < b, theta_0, agrees to 1e-9")
+        Markup('a &lt; b, θ₀, agrees to 10<sup>−9</sup>')
+    """
+    text = re.sub(rf"\b({'|'.join(LETTERS)})(?=\b|_)", lambda name: LETTERS[name[0]], text)
+    html = str(escape(text.replace("_0", "\u2080")))
+    return Markup(re.sub(r"\b1e-(\d+)", "10<sup>\u2212\\1</sup>", html))
+
+
+def wrapped(formulas: str) -> Markup:
+    """Formulas as pieces between which a browser breaks lines.
+
+    Examples:
+        >>> html = wrapped('<math><mi>a</mi><mo>=</mo><mi>b</mi><mo>+</mo><mi>c</mi></math>')
+        >>> html.count("<math")
+        3
+    """
+    return Markup(fragment("formula", pieces(formulas)))
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("lossnav.paper")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters |= {"prettified": prettified, "wrapped": wrapped}
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in one of the templates; values are escaped unless the template marks them safe."""
+    return _templates().get_template(template).render(values)
+
+
+def fragment(name: str, *values: Any) -> str:
+    """Fill in one of the macros of ``fragments.html.j2``, in the same way."""
+    macros: Any = _templates().get_template("fragments.html.j2").module
+    return str(getattr(macros, name)(*values))
+
+
+def write_page(folder: Path, sections: Sequence[Section]) -> Path:
+    """Write ``index.html`` atomically."""
+    html = render(
+        "page.html.j2",
+        groups=[(group, list(own)) for group, own in groupby(sections, key=lambda s: s.group)],
+        verdicts=[verdict.value for verdict in Verdict],
+        version=lossnav.__version__,
+        python=platform.python_version(),
+        packages=[(name, version(name)) for name in ("numpy", "scipy", "sympy", "matplotlib")],
+    )
+    write_whole(folder / "index.html", html.encode())
+    return folder / "index.html"

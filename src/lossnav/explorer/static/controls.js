@@ -2,7 +2,7 @@
 "use strict";
 
 Explorer.controls = (() => {
-  const { make } = Explorer;
+  const { make, state } = Explorer, { values, set } = state;
   const refreshers = [];
 
   // Where the end of a side must lie above its start, as the server will check.
@@ -10,22 +10,22 @@ Explorer.controls = (() => {
 
   // Four numbers: the limits of the picture. A start outside of them is moved to the border.
   function limits(key, field) {
-    const { state } = Explorer, names = ["x from", "x to", "y from", "y to"];
+    const names = ["x from", "x to", "y from", "y to"];
     const boxes = names.map((name, i) => make("input", { type: "number", step: "any", id: `c-${key}-${i}`, "aria-label": `Limits of the picture: ${name}` }));
     const change = () => {
-      const found = boxes.map((box) => (box.value === "" ? NaN : Number(box.value)));
-      const wrong = found.map((v, i) => !(v >= field.items.minimum && v <= field.items.maximum) || (i % 2 === 1 && !(v - found[i - 1] > least(found[i - 1], v))));
+      const sides = boxes.map((box) => (box.value === "" ? NaN : Number(box.value)));
+      const wrong = sides.map((v, i) => !(v >= field.items.minimum && v <= field.items.maximum) || (i % 2 === 1 && !(v - sides[i - 1] > least(sides[i - 1], v))));
       boxes.forEach((box, i) => box.setAttribute("aria-invalid", String(wrong[i])));
       const first = wrong.indexOf(true), { minimum, maximum } = field.items;
       Explorer.trouble(key, first < 0 ? null : new Error(`"${names[first]}" must be a number from ${minimum} to ${maximum}${first % 2 ? `, above "${names[first - 1]}"` : ""}.`));
       if (first >= 0) return;
-      const within = (v, low, high) => Math.min(high, Math.max(low, v)), { x, y } = state.values;
-      state.set({ [key]: found, x: within(x, found[0], found[1]), y: within(y, found[2], found[3]) });
+      const within = (v, low, high) => Math.min(high, Math.max(low, v)), { x, y } = values;
+      set({ [key]: sides, x: within(x, sides[0], sides[1]), y: within(y, sides[2], sides[3]) });
     };
     boxes.forEach((box) => box.addEventListener("change", change));
     refreshers.push(() => boxes.forEach((box, i) => {
       box.disabled = isFixed(key);
-      if (!boxes.includes(document.activeElement) && state.values[key]) { box.value = state.values[key][i]; box.setAttribute("aria-invalid", "false"); }
+      if (!boxes.includes(document.activeElement) && values[key]) { box.value = values[key][i]; box.setAttribute("aria-invalid", "false"); }
     }));
     const row = (name, i) => make("div", { class: "limits" }, make("span", {}, name), boxes[i], make("span", {}, "to"), boxes[i + 1]);
     return make("div", { role: "group", "aria-label": "Limits of the picture" }, row("x", 0), row("y", 2));
@@ -42,7 +42,6 @@ Explorer.controls = (() => {
   };
 
   function slider(key, label, { kind = "log", low, high, field, title = "", step = "any" }) {
-    const { values, set } = Explorer.state;
     const scale = () => scales(kind, ...(typeof low === "function" ? low() : [low, high]));
     const id = `c-${key}`;
     const range = make("input", { type: "range", id, min: 0, max: 1000, step: 1, title, "aria-label": label });
@@ -74,7 +73,6 @@ Explorer.controls = (() => {
   }
 
   function list(key, label, options) {
-    const { values, set } = Explorer.state;
     const select = make("select", { id: `c-${key}`, "aria-label": label }, ...Object.entries(options).map(([value, text]) => make("option", { value }, text)));
     select.addEventListener("change", () => set({ [key]: select.value }));
     refreshers.push(() => { select.value = values[key]; select.disabled = isFixed(key); });
@@ -82,7 +80,6 @@ Explorer.controls = (() => {
   }
 
   function check(key, label, { on = true, off = false, swatch = null } = {}) {
-    const { values, set } = Explorer.state;
     const box = make("input", { type: "checkbox", id: `c-${key}-check` });
     box.addEventListener("change", () => set({ [key]: box.checked ? (typeof on === "function" ? on() : on) : off }));
     refreshers.push(() => { box.checked = values[key] !== off; box.disabled = isFixed(key); });
@@ -90,11 +87,10 @@ Explorer.controls = (() => {
   }
 
   function member(key, name, label) {
-    const { values, set } = Explorer.state;
     const box = make("input", { type: "checkbox", id: `c-${key}-${name}` });
     const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
     box.addEventListener("change", () => {
-      const kept = Object.keys(Explorer.state.catalogue.rules).filter((rule) => (rule === name ? box.checked : values[key].includes(rule)));
+      const kept = Object.keys(state.catalogue.rules).filter((rule) => (rule === name ? box.checked : values[key].includes(rule)));
       set({ [key]: kept });
     });
     refreshers.push(() => {
@@ -105,7 +101,6 @@ Explorer.controls = (() => {
   }
 
   function words(key, label, hint) {
-    const { values, set } = Explorer.state;
     const box = make("input", { type: "text", id: `c-${key}`, spellcheck: "false", autocomplete: "off", maxlength: 300, "aria-describedby": `c-${key}-hint` });
     box.addEventListener("change", () => set({ [key]: box.value, landscape: "expression" }));
     box.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); box.blur(); box.focus(); } });
@@ -116,7 +111,7 @@ Explorer.controls = (() => {
   const free = ["landscape", "gamma", "x", "y", "metric", "drift", "rules", "field", "others", "picture"];
   const isFixed = (key) => Boolean(Explorer.stored) && !free.includes(key);
   const group = (title, ...children) => make("fieldset", {}, make("legend", {}, title), ...children);
-  const shownIf = (element, test) => { refreshers.push(() => { element.hidden = !test(Explorer.state.values); }); return element; };
+  const shownIf = (element, test) => { refreshers.push(() => { element.hidden = !test(values); }); return element; };
   const refresh = () => refreshers.forEach((refresher) => refresher());
   return { slider, list, check, member, words, limits, group, shownIf, refresh };
 })();

@@ -32,7 +32,7 @@ Explorer.maths = (formulas) => formulas.map((pieces) => Explorer.make("div", { c
   return [bad ? document.createTextNode(text) : document.importNode(parsed, true), " "];
 })));
 
-// A card that waits for an answer says so; "what" tells several answers of one card apart.
+// A card that waits for an answer says so; "what" distinguishes several answers of one card.
 Explorer.busy = (() => {
   const waiting = new Map();
   return (id, what, on) => {
@@ -63,7 +63,7 @@ Explorer.trouble = (() => {
   };
 })();
 
-// plotly.js takes longer to read than all else together, so it is asked for once the first path is seen.
+// plotly.js takes longer to read than all else together, so it is asked for once the first path is shown.
 Explorer.plotly = (() => {
   let begun = false, tell, fail;
   const ready = new Promise((resolve, reject) => { tell = resolve; fail = reject; });
@@ -84,4 +84,15 @@ Explorer.plot = async (id, traces, layout, config = {}) => {
   await Explorer.plotly.ready;
   Explorer.busy(id, "plot", false);
   return Plotly.react(Explorer.$(id), traces, Explorer.layout(layout), { displayModeBar: false, responsive: true, scrollZoom: false, ...config });
+};
+
+// The parts of a chart over time: lines, axes with a title, and a legend above.
+Explorer.chart = () => {
+  const c = Explorer.colours();
+  return {
+    c,
+    line: (name, x, y, color, more) => ({ type: "scatter", mode: "lines", name, x, y, line: { color, width: 2.4, ...more }, hovertemplate: "%{y:.3g}" }),
+    axis: (title, more) => ({ gridcolor: c.grid, zerolinecolor: c.grid, fixedrange: true, ...(title && { title: { text: title, standoff: 4 } }), ...more }),
+    legend: { showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: c.soft } }, margin: { l: 50, r: 12, t: 30, b: 38 }, hovermode: "x unified" },
+  };
 };

@@ -88,5 +88,5 @@ Explorer.exports = (() => {
     menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); } });
     document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
   }
-  return { begin, run };
+  return { begin };
 })();

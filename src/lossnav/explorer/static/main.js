@@ -1,10 +1,10 @@
-// Main: views, and who is told of a change.
+// Main: views and stories, and what each change updates.
 "use strict";
 
 Explorer.catalogue = Explorer.stored ? Promise.resolve(Explorer.stored.catalogue) : fetch("api/catalogue").then((response) => response.json());
 
-Explorer.main = (() => {
-  const { $, state } = Explorer;
+(() => {
+  const { $, make, state } = Explorer;
   const VIEWS = ["paths", "beliefs", "uncertainty"];
   const begun = new Set();
 
@@ -20,7 +20,19 @@ Explorer.main = (() => {
     if (begun.has(view)) Explorer[view].redraw(); else { begun.add(view); Explorer[view].all(); }
   }
 
-  const refresh = () => ["controls", "paths", "stories"].forEach((part) => Explorer[part].refresh());
+  // Stories are links to settings that show one thing each; the sentence of the one that is shown is below them.
+  function stories() {
+    const links = Object.entries(state.catalogue.stories).map(([name, one]) => make("a", { href: `#story=${name}`, id: `story-${name}` }, one.title));
+    Explorer.fill("stories", make("span", {}, "See"), ...links, make("p", { id: "story", role: "note" }));
+  }
+  function refresh() {
+    Explorer.controls.refresh();
+    Explorer.paths.refresh();
+    const { story } = state.values;
+    for (const name of Object.keys(state.catalogue.stories)) $(`story-${name}`).setAttribute("aria-current", String(name === story));
+    $("story").textContent = story === "none" ? "" : state.catalogue.stories[story].sentence;
+    $("story").hidden = story === "none";
+  }
 
   function changed(keys) {
     refresh();
@@ -40,23 +52,29 @@ Explorer.main = (() => {
     });
   }
 
+  const fix = () => Explorer.stored && Object.assign(state.values, Explorer.fix(state.values)); // to the settings of an export
+
   async function begin() {
     state.begin(await Explorer.catalogue);
-    if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values));
+    fix();
     VIEWS.forEach((view) => Explorer[view].controls());
     for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
     tabs();
-    Explorer.stories.begin();
+    stories();
     Explorer.handle.begin();
     Explorer.play.begin();
     Explorer.exports.begin();
     $("theme").addEventListener("click", () => Explorer.theme.toggle());
     Explorer.theme.watch(() => { Explorer.controls.refresh(); Explorer[state.values.view].redraw(); Explorer.map.legend(); });
-    window.addEventListener("hashchange", () => { state.follow(location.hash); if (Explorer.stored) Object.assign(state.values, Explorer.fix(state.values)); refresh(); begun.clear(); show(state.values.view); });
+    window.addEventListener("hashchange", () => { state.follow(location.hash); fix(); refresh(); begun.clear(); show(state.values.view); });
     state.watch(changed);
     refresh();
     show(state.values.view);
-    setTimeout(Explorer.plotly.load, 1500); // even if no path was found
+    setTimeout(Explorer.plotly.load, 1500); // even without a path
   }
-  return { begin };
+
+  begin().catch((error) => {
+    Explorer.trouble("start", new Error("The page could not begin: is `lossnav explore` still running?"));
+    throw error;
+  });
 })();

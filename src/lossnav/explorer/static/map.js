@@ -7,7 +7,7 @@ Explorer.map = (() => {
   const AT = { ground: 0, watershed: 1, field: 2, minima: 3, ways: 4 };
   let land = null, path = null, rules = null, field = null, height = (v) => v, drawn = false, turn = 0, hides = [];
 
-  // Height by the logarithm, so that deep wells and steep walls can both be seen.
+  // Height by the logarithm, so that deep wells and steep walls are both visible.
   function scaleOf(ground) {
     const above = ground.z.flat().filter((v) => v !== null).map((v) => v - ground.low).sort((a, b) => a - b);
     const unit = Math.max(above[Math.floor(above.length * 0.3)], 1e-9);
@@ -20,13 +20,13 @@ Explorer.map = (() => {
     const c = Explorer.colours(), { values } = Explorer.state;
     const nothing = { x: [], y: [], loss: [] };
     const joined = (list) => list.reduce((all, one) => ({ x: [...all.x, ...one.x, null], y: [...all.y, ...one.y, null], loss: [...all.loss, ...one.loss, null] }), nothing);
-    const found = [{ name: "other", ...(path && values.others ? joined(path.candidates) : nothing), color: c.other, width: 2.2, dash: "dot" }];
+    const lines = [{ name: "other", ...(path && values.others ? joined(path.candidates) : nothing), color: c.other, width: 2.2, dash: "dot" }];
     for (const name of RULES) {
       const row = values.rules.includes(name) && rules && rules.rows.find((one) => one.name === name);
-      found.push({ name, ...(row ? { x: row.x, y: row.y, loss: row.loss } : nothing), color: c[name], width: 2.2, dash: Explorer.dashes[name] });
+      lines.push({ name, ...(row ? { x: row.x, y: row.y, loss: row.loss } : nothing), color: c[name], width: 2.2, dash: Explorer.dashes[name] });
     }
-    found.push({ name: "optimal", ...(path ? { x: path.x, y: path.y, loss: path.loss } : nothing), color: c.optimal, width: 4, dash: "solid" });
-    return found;
+    lines.push({ name: "optimal", ...(path ? { x: path.x, y: path.y, loss: path.loss } : nothing), color: c.optimal, width: 4, dash: "solid" });
+    return lines;
   }
   const asTrace = ({ x, y, loss, color, width, dash }) => (flat()
     ? { type: "scatter", mode: "lines", x, y, line: { color, width, dash }, hoverinfo: "skip" }
@@ -34,15 +34,15 @@ Explorer.map = (() => {
 
   function arrows() {
     if (!field || !Explorer.state.values.field) return { x: [], y: [] };
-    const [w, h] = field.spacing, found = { x: [], y: [] };
+    const [w, h] = field.spacing, lines = { x: [], y: [] };
     field.x.forEach((x, i) => {
       const u = field.u[i] * w * 0.62, v = field.v[i] * h * 0.62, y = field.y[i];
       const tip = [x + u / 2, y + v / 2], wing = (side) => [tip[0] - u * 0.34 + side * v * 0.2 * (w / h), tip[1] - v * 0.34 - side * u * 0.2 * (h / w)];
       const [a, b] = [wing(1), wing(-1)];
-      found.x.push(x - u / 2, tip[0], a[0], null, tip[0], b[0], null);
-      found.y.push(y - v / 2, tip[1], a[1], null, tip[1], b[1], null);
+      lines.x.push(x - u / 2, tip[0], a[0], null, tip[0], b[0], null);
+      lines.y.push(y - v / 2, tip[1], a[1], null, tip[1], b[1], null);
     });
-    return found;
+    return lines;
   }
   const watershed = () => (field && Explorer.state.values.field ? field.watershed : { x: [], y: [] });
 
@@ -134,18 +134,18 @@ Explorer.map = (() => {
     hides.forEach((after) => after());
   }
 
-  // Contours are dear to draw, so in the plane the paths lie on a sheet of their own above them.
+  // Contours are expensive to draw, so in the plane the paths lie on a sheet of their own above them.
   async function paint() {
     if (!drawn) return;
-    if (flat()) { Explorer.overlay.draw(ways()); seen(); return; }
+    if (flat()) { Explorer.overlay.draw(ways()); firstShown(); return; }
     Explorer.overlay.draw([]);
     if (!window.Plotly) return;
     const all = ways().map(asTrace);
     await Plotly.restyle($("map"), { x: all.map((d) => d.x), y: all.map((d) => d.y), z: all.map((d) => d.z) }, all.map((_, i) => AT.ways + i));
   }
 
-  // The first path that is seen, on its landscape; only then is there time for plotly.js.
-  function seen() {
+  // The first path that is shown, on its landscape; only then is there time for plotly.js.
+  function firstShown() {
     if (!path || Explorer.first) return;
     Explorer.first = performance.now(); // read by the benchmark
     requestAnimationFrame(() => setTimeout(Explorer.plotly.load));
@@ -162,18 +162,18 @@ Explorer.map = (() => {
 
   return {
     draw, fit, legend,
-    get land() { return land; }, get path() { return path; }, get rules() { return rules; }, get height() { return height; },
+    get land() { return land; }, get path() { return path; }, get rules() { return rules; },
     flat,
     after(work) { hides.push(work); },
-    setLand(found) { land = found; field = null; return draw(); },
+    setLand(answer) { land = answer; field = null; return draw(); },
     // What an exported picture holds besides: in the plane, the paths.
     get extra() { return flat() ? ways().map(asTrace) : []; },
     paint,
-    setPath(found) { path = found; return paint(); },
-    setRules(found) { rules = found; legend(); return paint(); },
-    async setField(found) {
-      if (!found && !field) return;
-      field = found;
+    setPath(answer) { path = answer; return paint(); },
+    setRules(answer) { rules = answer; legend(); return paint(); },
+    async setField(answer) {
+      if (!answer && !field) return;
+      field = answer;
       if (drawn && flat() && window.Plotly) { const [w, f] = [watershed(), arrows()]; await Plotly.restyle($("map"), { x: [w.x, f.x], y: [w.y, f.y] }, [AT.watershed, AT.field]); }
     },
     setOthers() { legend(); return paint(); },

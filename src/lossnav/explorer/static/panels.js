@@ -1,4 +1,4 @@
-// Panels: numbers and words beside the picture.
+// Panels: numbers and words beside the picture, and the costs below it.
 "use strict";
 
 Explorer.panels = (() => {
@@ -13,7 +13,7 @@ Explorer.panels = (() => {
   }
 
   let rivals = [];
-  // While the paths to other basins are worked out, the last ones stay, so that nothing jumps.
+  // While the paths to other basins are computed, the last ones stay, so that nothing jumps.
   function summary(path, complete = true) {
     const rest = path.rest ? [["At rest", `${number(path.rest)} per unit of time, not in J`]] : [];
     const parts = [pairs([
@@ -34,33 +34,33 @@ Explorer.panels = (() => {
     return [make("h3", { class: "note" }, "Basins that compete"), table(["End", "J", ""], rows)];
   }
 
-  function ranking(found) {
+  function ranking(answer) {
     const c = Explorer.colours();
-    const rows = found.rows.map((row, i) => ({
-      cells: [row.title, row.J === null ? "–" : number(row.J, 5), row.J === null || found.J === null ? "–" : `+${number(row.J - found.J, 3)}`, row.rate === null ? "" : number(row.rate, 3)],
+    const rows = answer.rows.map((row, i) => ({
+      cells: [row.title, row.J === null ? "–" : number(row.J, 5), row.J === null || answer.J === null ? "–" : `+${number(row.J - answer.J, 3)}`, row.rate === null ? "" : number(row.rate, 3)],
       colour: c[row.name], best: !i && row.J !== null, title: row.note || null,
     }));
-    const top = { cells: ["Optimal path", number(found.J, 5), "0", ""], colour: c.optimal };
-    const notes = found.rows.filter((row) => row.note).map((row) => `${row.title}: ${row.note}`);
-    fill("ranking", table(["Rule", "J", "regret", "rate"], [...(found.J === null ? [] : [top]), ...rows]),
-      make("p", { class: "note" }, `J over the time ${number(found.T, 3)}, a step every ${number(found.dt, 3)}. `
+    const top = { cells: ["Optimal path", number(answer.J, 5), "0", ""], colour: c.optimal };
+    const notes = answer.rows.filter((row) => row.note).map((row) => `${row.title}: ${row.note}`);
+    fill("ranking", table(["Rule", "J", "regret", "rate"], [...(answer.J === null ? [] : [top]), ...rows]),
+      make("p", { class: "note" }, `J over the time ${number(answer.T, 3)}, a step every ${number(answer.dt, 3)}. `
         + (Explorer.state.values.rate === null ? "Each rate is the best of 17 by J." : "The rate is the one set.")),
       ...notes.map((note) => make("p", { class: "note" }, note)),
-      ...(found.J === null ? [make("p", { class: "note" }, `No optimal path over this time: ${found.why}`)] : []));
+      ...(answer.J === null ? [make("p", { class: "note" }, `No optimal path over this time: ${answer.why}`)] : []));
   }
 
-  function equations(found) {
-    const letters = Object.entries({ η: found.letters.eta, k: found.letters.k, γ: found.letters.gamma }).map(([name, value]) => `${name} = ${number(value)}`).join(", ");
-    const drawn = found.mathml.length ? Explorer.maths(found.mathml) : [make("pre", {}, found.text)];
+  function equations(answer) {
+    const letters = Object.entries({ η: answer.letters.eta, k: answer.letters.k, γ: answer.letters.gamma }).map(([name, value]) => `${name} = ${number(value)}`).join(", ");
+    const drawn = answer.mathml.length ? Explorer.maths(answer.mathml) : [make("pre", {}, answer.text)];
     fill("equations", ...drawn, make("p", { class: "note" }, `with ${letters}`));
-    const lines = found.rule.split("\n").filter((one) => one.startsWith("- ")).map((one) => make("li", {}, one.slice(2)));
-    const step = found.step.mathml.length
-      ? [make("p", { class: "note" }, "The step over dt in a direction with gradient g and curvature h, with its rate ρ:"), make("div", { class: "maths" }, ...Explorer.maths(found.step.mathml))]
-      : [make("p", { class: "note" }, found.step.why)];
+    const lines = answer.rule.split("\n").filter((one) => one.startsWith("- ")).map((one) => make("li", {}, one.slice(2)));
+    const step = answer.step.mathml.length
+      ? [make("p", { class: "note" }, "The step over dt in a direction with gradient g and curvature h, with its rate ρ:"), make("div", { class: "maths" }, ...Explorer.maths(answer.step.mathml))]
+      : [make("p", { class: "note" }, answer.step.why)];
     fill("rule", ...step, make("p", { class: "note" }, "It is optimal for a learner who assumes:"), make("ul", { class: "words" }, ...lines));
-    Explorer.$("python").textContent = found.python;
+    Explorer.$("python").textContent = answer.python;
   }
-  // Empty plots, and panels with a word in place of an answer.
+  // Clear plots, and show a word in place of an answer.
   function none(plots, words) {
     for (const id of plots) if (window.Plotly) Plotly.purge(Explorer.$(id));
     for (const [id, text] of Object.entries(words)) fill(id, ...(text ? [make("p", { class: "note" }, text)] : []));
@@ -71,4 +71,30 @@ Explorer.panels = (() => {
     none(["costs"], { summary: "None." });
   }
   return { summary, ranking, equations, none, noPath, table, pairs };
+})();
+
+// What the optimal path pays for motion and for the loss, over time.
+Explorer.costs = (() => {
+  let until = 1, marked = false;
+  async function draw(path) {
+    await Explorer.plotly.ready;
+    if (path !== Explorer.paths.latest.path) return; // it has been replaced or refused meanwhile
+    const { c, line, axis, legend } = Explorer.chart(), hovertemplate = "%{y:.3g} at time %{x:.3g}";
+    const narrow = Explorer.$("costs").clientWidth < 420; // then its legend has two lines
+    until = path.t[path.t.length - 1];
+    return Explorer.plot("costs", [
+      { ...line("kinetic: cost of motion", path.t, path.kinetic, c.optimal), hovertemplate },
+      { ...line("potential: k × loss", path.t, path.potential, c.flow, { dash: "dash" }), hovertemplate },
+    ], { ...legend, margin: { ...legend.margin, t: narrow ? 46 : 28 }, xaxis: axis("time", { zeroline: false, range: [0, until] }), yaxis: axis() });
+  }
+  // A line at the time that the dots show.
+  function clock(time) {
+    const plot = Explorer.$("costs");
+    const wanted = time < until;
+    if (!plot._fullLayout || (!wanted && !marked)) return; // a picture that need not change is not drawn again
+    marked = wanted;
+    const line = { type: "line", x0: time, x1: time, y0: 0, y1: 1, yref: "paper", line: { color: Explorer.colours().soft, width: 1, dash: "dot" } };
+    Plotly.relayout(plot, { shapes: wanted ? [line] : [] });
+  }
+  return { draw, clock };
 })();

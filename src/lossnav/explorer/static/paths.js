@@ -39,10 +39,10 @@ Explorer.paths = (() => {
   async function ask(question, use, view = "paths") {
     waits(question, true);
     try {
-      const request = state.request(view), found = await Explorer.ask(question, request);
-      if (found === null) return; // a newer question is on its way
+      const request = state.request(view), answer = await Explorer.ask(question, request);
+      if (answer === null) return; // a newer question is on its way
       trouble(question, null);
-      await use(found, request);
+      await use(answer, request);
     } catch (error) {
       if (!(error instanceof Explorer.Refused)) throw error;
       await forget[question]();
@@ -51,36 +51,36 @@ Explorer.paths = (() => {
     waits(question, false);
   }
 
-  const land = () => ask("landscape", (found, request) => {
-    latest.landscape = found;
+  const land = () => ask("landscape", (answer, request) => {
+    latest.landscape = answer;
     if (map.path && !current()) forget.path(); // it would lie on another landscape
     if (map.rules && floor !== ground(request)) forget.rules("…");
-    return map.setLand(found);
+    return map.setLand(answer);
   });
   // The path is drawn at once; what it costs and the paths to other basins follow when the hand rests.
-  const path = () => ask("path", async (found, request) => {
-    [latest.path, about] = [found, facts(request)];
-    await map.setPath(found);
+  const path = () => ask("path", async (answer, request) => {
+    [latest.path, about] = [answer, facts(request)];
+    await map.setPath(answer);
     Explorer.drawn = (Explorer.drawn || 0) + 1; // read by the benchmark
-    panels.summary(found, false);
+    panels.summary(answer, false);
     Explorer.play.show();
     costs();
     waits("basins", true);
     basins();
   });
   const current = () => about === facts(state.values);
-  const basins = later(() => current() && ask("basins", async (found, request) => {
+  const basins = later(() => current() && ask("basins", async (answer, request) => {
     if (facts(request) !== about || !current()) return; // it is about another state
-    latest.path = found;
-    await map.setPath(found);
+    latest.path = answer;
+    await map.setPath(answer);
     map.legend();
-    panels.summary(found);
+    panels.summary(answer);
     costs();
   }), 160);
   const costs = later(() => latest.path && Explorer.costs.draw(latest.path), 120);
-  const rules = later(() => (state.values.rules.length ? ask("rules", (found, request) => { [latest.rules, floor] = [found, ground(request)]; panels.ranking(found); Explorer.play.show(); return map.setRules(found); }) : forget.rules("Choose a rule to compare.")), 140);
-  const equations = later(() => ask("equations", (found) => { latest.equations = found; panels.equations(found); }), 200);
-  const field = later(() => (state.values.field ? ask("field", (found) => { latest.field = found; return map.setField(found); }) : map.setField(null)), 120);
+  const rules = later(() => (state.values.rules.length ? ask("rules", (answer, request) => { [latest.rules, floor] = [answer, ground(request)]; panels.ranking(answer); Explorer.play.show(); return map.setRules(answer); }) : forget.rules("Choose a rule to compare.")), 140);
+  const equations = later(() => ask("equations", (answer) => { latest.equations = answer; panels.equations(answer); }), 200);
+  const field = later(() => (state.values.field ? ask("field", (answer) => { latest.field = answer; return map.setField(answer); }) : map.setField(null)), 120);
 
   const touches = (keys, names) => keys.some((key) => names.includes(key));
 

@@ -1,4 +1,4 @@
-// Sheet: the landscape as it is first seen, drawn by hand, while plotly.js is still being read.
+// Sheet: the first picture of the landscape, drawn by hand while plotly.js is still loading.
 "use strict";
 
 Explorer.sheet = (() => {

@@ -12,10 +12,10 @@ Explorer.state = (() => {
 
   const fields = (view) => catalogue.fields[views[view]];
   const defaults = (view, landscape) => {
-    const found = {};
-    for (const [name, field] of Object.entries(fields(view))) found[name] = field.default;
-    const own = view === "paths" && catalogue.landscapes[landscape || found.landscape];
-    return Object.assign(found, own ? own.settings : {}, landscape ? { landscape } : {});
+    const usual = {};
+    for (const [name, field] of Object.entries(fields(view))) usual[name] = field.default;
+    const own = view === "paths" && catalogue.landscapes[landscape || usual.landscape];
+    return Object.assign(usual, own ? own.settings : {}, landscape ? { landscape } : {});
   };
 
   const text = (value) => (value === null ? "none" : Array.isArray(value) ? value.join(",") : String(value));
@@ -39,15 +39,15 @@ Explorer.state = (() => {
   };
   const choices = { picture: ["contour", "surface"], field: ["true", "false"], others: ["true", "false"], view: Object.keys(views) };
   const names = (name) => (name === "story" ? ["none", ...Object.keys(catalogue.stories)] : choices[name]);
-  // What a story sets, as a link has it.
-  const told = (name) => {
+  // What a story sets, as in a link.
+  const storyWords = (name) => {
     const { view, field, settings } = catalogue.stories[name];
     const mine = Object.entries(settings).map(([key, value]) => [prefix[view] + key, text(value)]);
     return new Map([["view", view], ["field", String(field)], ...mine]);
   };
-  // Whether all is as the story has it.
+  // Whether all settings are those of the story.
   const holds = (name) => {
-    const { view, settings } = catalogue.stories[name], mine = told(name), usual = defaults(view, settings.landscape);
+    const { view, settings } = catalogue.stories[name], mine = storyWords(name), usual = defaults(view, settings.landscape);
     return values.view === view && Object.keys(fields(view)).every((key) => text(values[prefix[view] + key]) === (mine.get(prefix[view] + key) ?? text(usual[key])));
   };
 
@@ -69,7 +69,7 @@ Explorer.state = (() => {
   const follow = (hash) => {
     const words = new URLSearchParams(hash.replace(/^#/, "")), unused = new Map(words);
     const story = catalogue.stories[words.get("story")] ? words.get("story") : "none";
-    if (story !== "none") for (const [key, word] of told(story)) if (!words.has(key)) words.set(key, word);
+    if (story !== "none") for (const [key, word] of storyWords(story)) if (!words.has(key)) words.set(key, word);
     const read = (key, field, usual) => {
       const value = words.has(key) ? parse(field, words.get(key)) : usual;
       if (!words.has(key) || !fits(field, value)) return usual;
@@ -100,7 +100,7 @@ Explorer.state = (() => {
   return {
     values,
     get catalogue() { return catalogue; },
-    begin(found) { catalogue = found; follow(location.hash); },
+    begin(answer) { catalogue = answer; follow(location.hash); },
     follow, link, fields, defaults, prefix,
     watch(watcher) { watchers.push(watcher); },
     // Change some values; a new landscape brings its own settings along.
@@ -121,9 +121,7 @@ Explorer.state = (() => {
     get box() { return values.box || (catalogue.landscapes[values.landscape] || catalogue).box; },
     // The request of a view.
     request(view) {
-      const found = {};
-      for (const name of Object.keys(fields(view))) found[name] = values[prefix[view] + name];
-      return found;
+      return Object.fromEntries(Object.keys(fields(view)).map((name) => [name, values[prefix[view] + name]]));
     },
   };
 })();

@@ -33,12 +33,12 @@ def fig1_data() -> Tables:
     x, y = np.meshgrid(np.linspace(-4, 4, SHAPE[1]), np.linspace(-2, 2, SHAPE[0]))
     path = solve(OBJECTIVE, START, HORIZON, MINIMUM)
     t = np.linspace(0, HORIZON, 201)
-    points, late = path.at(t), 2 * t
+    points, flow_t = path.at(t), 2 * t
     exact = {"rtol": 1e-9, "atol": 1e-12}
-    flow = solve_ivp(lambda _, x: -LOSS.grad(x), (0, 8), START, t_eval=late, **exact).y
+    flow = solve_ivp(lambda _, x: -LOSS.grad(x), (0, 8), START, t_eval=flow_t, **exact).y
     fine = np.linspace(0, HORIZON, 20 * 200 + 1)
     velocity = np.gradient(path.at(fine), fine, axis=0, edge_order=2)[::20]
-    flow_columns = {"flow t": late, "flow theta1": flow[0], "flow theta2": flow[1]}
+    flow_columns = {"flow t": flow_t, "flow theta1": flow[0], "flow theta2": flow[1]}
     kinetic, potential = OBJECTIVE.kinetic(points, velocity), OBJECTIVE.potential(points)
     return {
         "fig1a": {"x": x.ravel(), "y": y.ravel(), "height": height(x, y).ravel()},

@@ -250,7 +250,7 @@ def draw_spiral(tables: Tables) -> figures.Figure:
         table, look = tables[f"spiral gamma={gamma:g}"], {"color": colour, "linestyle": dash}
         label = rf"$\gamma = {gamma:g}$"
         gap.plot(table["q"], table["distance"], marker="o", markersize=3, label=label, **look)
-    gap.set(title="c  Distance apart", xlabel="rotation $q$", xscale="log")
+    gap.set(title="c  Distance between them", xlabel="rotation $q$", xscale="log")
     gap.set(xticks=[0.5, 1, 2, 5, 10], xticklabels=["0.5", "1", "2", "5", "10"])
     gap.xaxis.minorticks_off()
     gap.legend()

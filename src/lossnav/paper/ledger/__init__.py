@@ -1,9 +1,10 @@
 """The ledger: a check of every displayed equation of the paper, and its verdict.
 
 `displays.json` has the LaTeX of the 164 displays, made by ``tools/paper_displays.py`` from the
-paper's source; `latex` and `form` read it as formulas; `appendix_a` to `appendix_i` have
-one check for each, those of the main text beside the appendix that derives them; `comparison` turns
-the result of a check into a verdict. Verdicts are not stored: `ledger` runs all checks.
+paper's source; `latex` and `form` read it as formulas. Each display has one check: `recurring` has
+those that sections share, `appendix_a` to `appendix_i` the others, those of the main text beside
+the appendix that derives them. `comparison` turns the result of a check into a verdict. Verdicts
+are not stored: `ledger` runs all checks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from lossnav.paper.ledger.form import right_form, stored
 
 __all__ = ["Correction", "Entry", "Verdict", "ledger", "summary"]
 
-MODULES = (*(f"appendix_{letter}" for letter in "abcefghi"), "appendix_g_rotation")
+_APPENDICES = ("a", "b", "c", "e", "fg", "g_rotation", "h", "i")
+MODULES = ("recurring", *(f"appendix_{letters}" for letters in _APPENDICES))
 
 
 @dataclass(frozen=True)

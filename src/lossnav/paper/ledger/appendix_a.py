@@ -12,7 +12,15 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import problems
 from lossnav.paper.ledger.comparison import Evidence, approached, check, corrected, defined, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import BOWL, bowl, displayed_cost, local, metric, random, wind
+from lossnav.paper.ledger.problems import (
+    BOWL,
+    bowl,
+    local,
+    metric,
+    random,
+    spd,
+    wind,
+)
 from lossnav.problem.geometry import LinearDrift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
@@ -82,8 +90,11 @@ COUNTS = [200, 400, 800]
 """Numbers of steps, for limits."""
 
 
-def priced(form: Form, p: problems.Local, drift: Any = None, **inputs: Any) -> Evidence:
-    """Compare a displayed cost of a step, and its numerical minimiser, with the library's."""
+@check("A.1")
+@check("A.7", metric=spd(random("A.7 G"), 3))
+def priced(form: Form, drift: Any = None, **inputs: Any) -> Evidence:
+    """The displayed cost of a step is the library's, and so is its numerical minimiser."""
+    p = local(form.display)
     objective, n = p.objective(k=1.0, drift=drift, **inputs), len(p.g)
     letters = {"theta": p.theta0, "eta": p.eta, "Loss": lambda x: objective.loss(x[:, 0])}
     letters |= {"G": inputs.get("metric"), "f": None if drift is None else drift(p.theta0)}
@@ -96,12 +107,6 @@ def priced(form: Form, p: problems.Local, drift: Any = None, **inputs: Any) -> E
     least = minimize(cost, np.zeros(n), method="BFGS", options={"gtol": 1e-11}).x
     best = defined((one_step(objective, p.theta0, order=2), least), tol=1e-6)
     return defined((ours, [cost(d) for d in steps])).also(best)
-
-
-@check("A.1")
-def one_step_cost(form: Form) -> Evidence:
-    """The displayed cost of a step is the library's, and so is its numerical minimiser."""
-    return priced(form, local("A.1"))
 
 
 def displayed_sum(form: Form, theta: FloatArray, dt: float, eta: float) -> Any:
@@ -141,36 +146,12 @@ def sum_to_integral(form: Form) -> Evidence:
     return limit.also(numeric((ours, sums)))
 
 
-@check("A.4")
-def finite_time(form: Form) -> Evidence:
-    """The displayed integral is the library's J up to T without discount, on a random path."""
-    return displayed_cost(form, horizon=2.5, eta=0.8, k=1.3)
-
-
-@check("A.5")
-def discounted(form: Form) -> Evidence:
-    """The displayed integral is the library's J up to T with discount, on a random path."""
-    return displayed_cost(form, horizon=2.5, **CONSTANTS)
-
-
-@check("A.6")
-def endless(form: Form) -> Evidence:
-    """The displayed integral to infinity is the library's J with discount, on a random path."""
-    return displayed_cost(form, **CONSTANTS)
-
-
-@check("A.7")
-def step_with_metric(form: Form) -> Evidence:
-    """The displayed cost with a metric is the library's, and so is its numerical minimiser."""
-    return priced(form, local("A.7"), metric=problems.spd(random("A.7 G"), 3))
-
-
 @check("A.8")
 def step_with_drift(form: Form) -> Evidence:
     """The library's cost of a step beside both forms; the printed one is linear in the step."""
-    p, G = local("A.8"), problems.spd(random("A.8 G"), 3)
     J, c = random("A.8 J").normal(size=(3, 3)), random("A.8 c").normal(size=3)
-    return corrected(form, lambda version: priced(version, p, drift=LinearDrift(J, c), metric=G))
+    inputs = {"drift": LinearDrift(J, c), "metric": spd(random("A.8 G"), 3)}
+    return corrected(form, lambda version: priced(version, **inputs))
 
 
 @check("A.9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import BOWL, displayed_cost, metric, random, same_cost, wind
+from lossnav.paper.ledger.problems import BOWL, metric, random, same_cost, wind
 from lossnav.paper.ledger.symbols import ETA, GAMMA, TIME, K, System, anything, h, q, r, star
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -23,18 +24,6 @@ from lossnav.solvers import Direct, Ritz, solve
 from lossnav.solvers.trajectory import Trajectory
 
 # The Euler-Lagrange equations
-
-
-@check("C.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=metric, drift=wind, eta=0.9, k=1.1, gamma=0.7)
-
-
-@check("C.2")
-def lagrangian(form: Form) -> Evidence:
-    """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
 
 
 @check("C.3")
@@ -53,12 +42,6 @@ def euler_lagrange(form: Form) -> Evidence:
         bend, speed = (after - 2 * here + before) * n**2, (after - before) * n / 2
         gaps.append(float(np.abs(bend - force(here, speed)).max()))
     return symbolic.also(comparison.approached([1 / n for n in counts], gaps, order=2))
-
-
-@check("C.4")
-def explicit(form: Form) -> Evidence:
-    """The derived equations for an undefined loss, metric and drift."""
-    return derived(*anything(2, metric=True, drift=True).motion(form))
 
 
 # A quadratic loss in one dimension
@@ -94,8 +77,10 @@ def general() -> sympy.Expr:
     return solution.subs(falling, fixed).subs(growing, c)
 
 
+@check("C.13", "SymPy's own solution of the derived equation through theta_0, and its derivative.")
+@check("C.14", "The squares of SymPy's own solution, less theta_*, and of its derivative.")
+@check("C.16", "The square of the speed of SymPy's own solution.")
 def along_general(form: Form) -> Evidence:
-    """The display along SymPy's own solution of the derived equation through theta_0."""
     return derived(*form.pairs(**LINE, theta=general(), dtheta=general().diff(TIME)))
 
 
@@ -163,28 +148,10 @@ def start(form: Form) -> Evidence:
     return derived(*form.pairs(**letters))
 
 
-@check("C.13")
-def path_and_speed(form: Form) -> Evidence:
-    """SymPy's own solution of the derived equation through theta_0, and its derivative."""
-    return along_general(form)
-
-
-@check("C.14")
-def squares(form: Form) -> Evidence:
-    """The squares of SymPy's own solution, less theta_*, and of its derivative."""
-    return along_general(form)
-
-
 @check("C.15")
 def root_identities(form: Form) -> Evidence:
     """The three identities, with SymPy's roots."""
     return derived(*form.pairs(**LINE))
-
-
-@check("C.16")
-def speed_squared(form: Form) -> Evidence:
-    """The square of the speed of SymPy's own solution."""
-    return along_general(form)
 
 
 def running() -> sympy.Expr:
@@ -377,28 +344,29 @@ def cost_by_energy(form: Form) -> Evidence:
 
     path = solve_ivp(rates, (0, T), [start, speed, 0], rtol=1e-12, atol=1e-13, dense_output=True)
 
-    def along(at: Any, low: Any, high: Any) -> float:
-        def value(t: float) -> Any:
-            x, v, _ = path.sol(t)
-            return at(theta=x, dtheta=v, Loss=LOSS([x]).item())
+    def state(t: float) -> dict[str, Any]:
+        x, v, _ = path.sol(t)
+        return {"theta": x, "dtheta": v, "Loss": LOSS([x]).item()}
 
-        return quad(value, float(low), float(high), epsrel=1e-10)[0]
+    letters = {"T": T, "E": E, "eta": ETA_, "k": K_}
+    return numeric(*form.pairs(J=path.y[2, -1], **letters, int=integral_along(state)), tol=1e-9)
 
-    J = path.y[2, -1]
-    return numeric(*form.pairs(J=J, T=T, E=E, eta=ETA_, k=K_, int=along), tol=1e-9)
+
+def integral_along(letters: Callable[[float], dict[str, Any]]) -> Any:
+    """The ``int`` of a display, by quadrature over the values of letters at each time."""
+
+    def integral(at: Any, low: Any, high: Any) -> float:
+        limits = float(low), float(high)
+        return quad(lambda t: at(**letters(t)), *limits, limit=200, epsrel=1e-10)[0]
+
+    return integral
 
 
 @check("C.30")
 def cost(form: Form) -> Evidence:
     """The least J from the shallower minimum against the displayed integral."""
     path = crossing(MINUS)
-
-    def along(at: Any, low: Any, high: Any) -> float:
-        def value(t: float) -> Any:
-            return at(Loss=LOSS(path.at(t)).item())
-
-        return quad(value, float(low), float(high), limit=200, epsrel=1e-10)[0]
-
+    along = integral_along(lambda t: {"Loss": LOSS(path.at(t)).item()})
     return numeric(*form.pairs(J=path.J, T=30.0, k=K_, int=along), tol=1e-7)
 
 

@@ -10,29 +10,14 @@ import sympy
 from scipy import linalg
 
 from lossnav.paper.ledger import comparison, problems, symbols
-from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
+from lossnav.paper.ledger.comparison import Evidence, check, corrected, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import BOWL, STRONG, TIMES, Local, least, local, random
+from lossnav.paper.ledger.problems import BOWL, STRONG, Local, along_least, local
 from lossnav.paper.ledger.symbols import CONSTANTS, ETA, GAMMA, TIME, H, K, g, r, start
-from lossnav.problem.landscapes import DoubleWell, Rosenbrock
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 
 # Sec. 3
-
-
-@check("3.1")
-def simple_objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J without metric and drift, on a random path."""
-    return problems.displayed_cost(form, eta=0.8, k=1.3, gamma=0.6)
-
-
-@check("3.2")
-def momentum(form: Form) -> Evidence:
-    """The derived equations of three coordinates and an undefined loss, as first-order systems."""
-    s = symbols.anything(3)
-    # theta' = p defines p, so that p' is the acceleration.
-    return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
 
 
 @check("3.3")
@@ -49,27 +34,11 @@ def overdamped(form: Form) -> Evidence:
     return comparison.closing([1 / c for c in STRONG], ours, printed, order=2).also(symbolic)
 
 
-@check("3.4")
-def picture_of_rosenbrock(form: Form) -> Evidence:
-    """The displayed quadratic is the library's, and meets Rosenbrock's loss at third order."""
-    return problems.local_picture(form, Rosenbrock(3), [0.5, -0.3, 0.8])
-
-
 @check("3.5")
 def optimal_update(form: Form) -> Evidence:
     """Matrix functions of a random Hessian against paths of least J, for three discounts."""
-    pairs = []
-    for gamma in (0.0, 0.7, 5.0):
-        p = local("3.5", gamma=gamma)
-        for t, ours in zip(TIMES, problems.least(p.objective(), p.theta0, TIMES), strict=True):
-            pairs += form.pairs(**p.letters, theta_Dt=ours, Dt=t)
-    return numeric(*pairs, tol=1e-9)
-
-
-@check("3.6")
-def three_rules(form: Form) -> Evidence:
-    """Three limits of the exact step, and any dt: dt -> inf, large gamma, and small dt."""
-    return problems.three_rules(form, local("3.6"), 2.0)
+    cases = [local("3.5", gamma=gamma) for gamma in (0.0, 0.7, 5.0)]
+    return numeric(*[pair for p in cases for pair in along_least(form, p)], tol=1e-9)
 
 
 # App. E: momentum
@@ -79,22 +48,6 @@ lam, slope, phi0, c = sympy.symbols("lambda_i g_i phi_0 c_i", real=True)
 ONE = {H[0, 1]: 0, H[0, 0]: lam, g[0]: slope, start[0]: phi0}
 """One coordinate of a diagonal Hessian."""
 LETTERS = CONSTANTS | {"lam_i": lam, "g_tilde_i": slope, "phi0_i": phi0, "c_i": c, "r": r}
-
-
-@check("E.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J for three weights on a random path."""
-
-    def hilly(x: Any) -> Any:
-        return np.cosh(x[0] - x[2] - 0.2) + x[1] ** 4 + x[1] * x[2] + x[2] ** 2
-
-    return problems.displayed_cost(form, names="xyz", loss=hilly, eta=0.6, k=1.2, gamma=0.8)
-
-
-@check("E.2")
-def lagrangian(form: Form) -> Evidence:
-    """The displayed Lagrangian is the library's, for an undefined loss of three weights."""
-    return defined(*form.pairs(**symbols.anything(3).letters))
 
 
 @check("E.3")
@@ -122,12 +75,6 @@ def first_order(form: Form) -> Evidence:
     return derived(*pairs, (moved, p_rate))
 
 
-@check("E.5")
-def picture(form: Form) -> Evidence:
-    """The displayed quadratic is the library's, and meets the double well at third order."""
-    return problems.local_picture(form, DoubleWell(), [0.4, -0.7])
-
-
 @check("E.6")
 def quadratic(form: Form) -> Evidence:
     """Both displayed forms are the derived equations of a quadratic loss in symbols."""
@@ -139,11 +86,7 @@ def rotated(form: Form) -> Evidence:
     """The derived acceleration of a random quadratic loss, in coordinates of the eigenvectors."""
     p = local("E.7")
     letters = p.letters | eigenletters(p)
-    run, turn, pairs = symbols.accelerations(p.objective()), letters["Q"].T, []
-    for theta, v in random("E.7 points").normal(size=(5, 2, 3)):
-        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
-        pairs += form.pairs(**letters, **motion)
-    return numeric(*pairs)
+    return numeric(*symbols.rotated_motion(form, p.objective(), letters["Q"].T, **letters))
 
 
 @check("E.8")
@@ -197,59 +140,31 @@ def particular(form: Form) -> Evidence:
     path = form.side(0, 1, **LETTERS, r_i=falling)
     force = s.acceleration[0].subs(ONE).xreplace(s.along(path))
     p = local("E.11")
-    letters, pairs = eigenletters(p), []
+    letters = eigenletters(p)
     letters["c"] = letters["Q"].T @ (p.theta0 - p.minimum)
-    for t, theta in zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True):
-        pairs += form.pairs(**letters, t=t, phi=letters["Q"].T @ theta)
+    pairs = along_least(form, p, turn=letters["Q"].T, **letters)
     return derived((force, path.diff(TIME, 2))).also(numeric(*pairs, tol=1e-9))
 
 
-def along_least(form: Form) -> Evidence:
-    """Both forms against the path of least J at four times, also by the eigenvectors."""
+@check("E.12", "Both signs against the path of least J along the eigenvectors, at four times.")
+@check("E.13", "Both signs, summed over directions, against the path of least J at four times.")
+@check("E.14", "Both signs of both displayed products against the path of least J at four times.")
+@check("E.15", "Both sides for a random Hessian: without t in the exponent only t = 1 agrees.")
+def solutions(form: Form) -> Evidence:
     p = local(form.display)
     own = eigenletters(p)
-    paths = list(zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True))
 
     def shown(version: Form) -> Evidence:
-        points = [{"t": t, "theta": theta, "phi": own["Q"].T @ theta} for t, theta in paths]
-        pairs = [x for at in points for x in version.pairs(**p.letters | own | at)]
-        return numeric(*pairs, tol=1e-9)
+        return numeric(*along_least(version, p, turn=own["Q"].T, **own), tol=1e-9)
 
     return corrected(form, shown)
-
-
-@check("E.12")
-def one_direction(form: Form) -> Evidence:
-    """Both signs against the path of least J in coordinates of the eigenvectors, at four times."""
-    return along_least(form)
-
-
-@check("E.13")
-def by_components(form: Form) -> Evidence:
-    """Both signs, summed over directions, against the path of least J at four times."""
-    return along_least(form)
-
-
-@check("E.14")
-def by_matrices(form: Form) -> Evidence:
-    """Both signs of both displayed products against the path of least J at four times."""
-    return along_least(form)
-
-
-@check("E.15")
-def exponent(form: Form) -> Evidence:
-    """Both sides for a random Hessian: without t in the exponent they agree at t = 1 only."""
-    return along_least(form)
 
 
 @check("E.16")
 def path(form: Form) -> Evidence:
     """Matrix functions of random Hessians in one to five dimensions against paths of least J."""
-    pairs = []
-    for n in (1, 2, 5):
-        p = local(f"E.16 {n}", n)
-        for t, theta in zip(TIMES, least(p.objective(), p.theta0, TIMES), strict=True):
-            pairs += form.pairs(**p.letters, theta=theta, t=t)
+    cases = [local(f"E.16 {n}", n) for n in (1, 2, 5)]
+    pairs = [pair for p in cases for pair in along_least(form, p)]
     return numeric(*[(np.ravel(a), np.ravel(b)) for a, b in pairs], tol=1e-9)
 
 
@@ -272,17 +187,14 @@ def update(form: Form) -> Evidence:
 def newton(form: Form) -> Evidence:
     """The distance of the exact path from the Newton step decays as the slowest exponential."""
     p = local("E.18")
-    rate = -p.rates().max()
-    times = np.array([6.0, 9.0, 12.0]) / rate
-    exact = solve(p.objective(), p.theta0)
-    gaps = [comparison.gap(*form.pairs(**p.letters, theta_Dt=exact.at(t))[0]) for t in times]
-    return comparison.approached(list(np.exp(-rate * times)), gaps, order=1, within=0.05)
+    return problems.settling(form, p.objective(), -p.rates().max(), **p.letters)
 
 
 @check("E.19")
-def small_steps(form: Form) -> Evidence:
+@check("E.22", gamma=0.0)
+def small_steps(form: Form, gamma: float | None = None) -> Evidence:
     """Both signs against the exact step as dt shrinks, relative to its length."""
-    p = local("E.19")
+    p = local(form.display, gamma=gamma)
     return corrected(form, lambda version: problems.as_dt_shrinks(p, version.pairs))
 
 
@@ -303,10 +215,3 @@ def gradient_descent(form: Form) -> Evidence:
     """Both signs against the exact step over 1/gamma as gamma grows, relative to its length."""
     p = local("E.21")
     return corrected(form, lambda version: problems.as_gamma_grows(p, version.pairs))
-
-
-@check("E.22")
-def ballistic(form: Form) -> Evidence:
-    """Both signs against the exact step at gamma = 0 as dt shrinks, relative to its length."""
-    p = local("E.22", gamma=0.0)
-    return corrected(form, lambda version: problems.as_dt_shrinks(p, version.pairs))

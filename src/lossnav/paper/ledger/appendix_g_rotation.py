@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from sympy import ImmutableMatrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger import problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, Pair, check, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import Local, local, random, skew
@@ -28,6 +28,7 @@ SPIN = ImmutableMatrix([[0, -q], [q, 0]])
 ROUND = {H[0, 0]: h, H[1, 1]: h, H[0, 1]: 0}
 """An isotropic Hessian."""
 LETTERS = CONSTANTS | {"h": h, "lam_i": lam, "r": r, "phi0_i": phi0, "g_tilde_i": slope, "c": const}
+
 TIMES = np.array([0.1, 0.5, 1.0, 2.0])
 
 
@@ -51,11 +52,6 @@ class Turning:
         return Riccati().feedback(self.objective).K
 
     @property
-    def rate(self) -> float:
-        """How fast the exact path settles."""
-        return float(-linalg.eigvals(self.feedback).real.max())
-
-    @property
     def letters(self) -> dict[str, Any]:
         """Values for the letters of a display; those of roots and biases are as displayed."""
         turn = self.U.conj().T
@@ -70,11 +66,8 @@ class Turning:
 
     def along_best(self, form: Form, **letters: Any) -> list[Pair]:
         """The sides of a display along the path of least J, at four times."""
-        pairs, turn = [], self.U.conj().T
-        path = problems.least(self.objective, self.p.theta0, TIMES)
-        for t, theta in zip(TIMES, path, strict=True):
-            pairs += form.pairs(**self.letters | letters, t=t, theta=theta, phi=turn @ theta)
-        return pairs
+        turn, drift = self.U.conj().T, Rotation(self.J)
+        return problems.along_least(form, self.p, turn, TIMES, drift, **self.letters | letters)
 
 
 def turning(name: str, n: int = 4) -> Turning:
@@ -125,12 +118,7 @@ def diagonalised(form: Form) -> Evidence:
 def decoupled_system(form: Form) -> Evidence:
     """The derived acceleration of a random rotation, in coordinates of its eigenvectors."""
     t = turning("G.13")
-    turn = t.U.conj().T
-    run, pairs = symbols.accelerations(t.objective), []
-    for theta, v in random("G.13 points").normal(size=(5, 2, 4)):
-        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
-        pairs += form.pairs(**t.letters, **motion)
-    return numeric(*pairs)
+    return numeric(*symbols.rotated_motion(form, t.objective, t.U.conj().T, **t.letters))
 
 
 def along(path: sympy.Expr, **letters: Any) -> Pair:
@@ -268,10 +256,8 @@ def bias_matrix(form: Form) -> Evidence:
 def limit(form: Form) -> Evidence:
     """The distance of the exact path from the displayed limit decays as displayed."""
     t = turning("G.26")
-    path, times = solve(t.objective, t.p.theta0), np.array([6.0, 9.0, 12.0]) / t.rate
-    sides = [form.pairs(**t.letters, theta=path.at(s))[0] for s in times]
-    gaps = [linalg.norm(ours - shown) for ours, shown in sides]
-    return comparison.approached(list(np.exp(-t.rate * times)), gaps, order=1, within=0.05)
+    rate = -linalg.eigvals(t.feedback).real.max()
+    return problems.settling(form, t.objective, rate, **t.letters)
 
 
 @check("G.27")

@@ -92,9 +92,14 @@ def posterior(state: Sequence[Any], g: Any, dt: float, observation: str = "momen
     )
 
 
-def by_motion(form: Form, states: Any, observation: Any) -> Evidence:
+@check("5.3", observation="moments")
+@check("H.6", observation="gaussian")
+def objective(form: Form, observation: Any) -> Evidence:
     """The theta-equation that follows from the displayed integrand, by SymPy, beside the known one;
-    and the change of the integrand between two states, by the densities, beside the library's."""
+    and the change of -log p/dt between two states, by the densities, beside the library's."""
+    states = random(form.display).normal(size=(2, 4))
+    if observation == "gaussian":
+        states[:, 1] = 1.4  # it has a limit only between states of the same v
     path, dt = sympy.Function("path")(TIME), 0.01
     L, speed = sympy.Function("L")(path), path.diff(TIME)
     want = -(speed.diff(TIME) - GAMMA * speed) + ETA * K * L.diff(path)
@@ -124,13 +129,6 @@ def by_motion(form: Form, states: Any, observation: Any) -> Evidence:
         return motion.also(numeric(change))
 
     return corrected(form, shown)
-
-
-@check("5.3")
-def belief_objective(form: Form) -> Evidence:
-    """The theta-equation of the next display from the displayed integrand, by SymPy; and -log p/dt
-    by the densities, less its value at one state, against the library's costs."""
-    return by_motion(form, random("5.3").normal(size=(2, 4)), "moments")
 
 
 @functools.cache
@@ -183,7 +181,14 @@ def belief_equations(form: Form) -> Evidence:
     the square of g - m as a datum, not differentiated by m, the printed form holds."""
     both = map(full_beliefs, (False, True))
     path, datum = (belief_letters(s, {"dd": s.acceleration}) for s in both)
-    right = derived(*form.right.pairs(**path)).also(derived(*form.pairs(**datum)))
+    return or_as_datum(form, path, form.pairs(**datum))
+
+
+def or_as_datum(
+    form: Form, path: dict[str, Any], datum: list[comparison.Pair], *more: Evidence
+) -> Evidence:
+    """The printed form beside the corrected one, which needs the printed one to hold as a datum."""
+    right = derived(*form.right.pairs(**path)).also(derived(*datum), *more)
     return derived(*form.pairs(**path)).otherwise(right)
 
 
@@ -205,8 +210,7 @@ def slow_beliefs(form: Form) -> Evidence:
     speeds = [solve(p.objective(eta=eta, gamma=1.0), p.theta0).velocity0 for eta in etas]
     share = linalg.norm(speeds, axis=1) / (np.array(etas) * p.k * linalg.norm(p.g))
     ballistic = comparison.approached([1 / eta for eta in etas], share, order=0.5, within=0.05)
-    right = derived(*form.right.pairs(**path)).also(derived(*form.pairs(**datum)), ballistic)
-    return derived(*form.pairs(**path)).otherwise(right)
+    return or_as_datum(form, path, form.pairs(**datum), ballistic)
 
 
 @check("5.6")
@@ -338,7 +342,8 @@ def states(name: str) -> tuple[State, State]:
     return state(), state()
 
 
-def between(form: Form, observation: str) -> Evidence:
+@check("H.11", "-log p/dt between two random states by the densities; norms stand beside the sum.")
+def between(form: Form, observation: str = "moments") -> Evidence:
     """-log p/dt between two states, by the densities at dt = 0.01, beside the displayed terms."""
     constants = dict(zip(map(str, LETTERS[1:]), (*ALPHA, *XI, *SIGMA), strict=True))
     pair = states(form.display)
@@ -347,15 +352,6 @@ def between(form: Form, observation: str) -> Evidence:
         form.side(0, 0, **constants, **state, g=G, const=0.0, Dt=0.01, dim=2) for state in pair
     ]
     return numeric((ours[0] - ours[1], shown[0] - shown[1]))
-
-
-@check("H.6")
-def objective(form: Form) -> Evidence:
-    """The theta-equation from the displayed integrand, by SymPy; and -log p/dt between two states
-    of the same v, where alone it has a limit, against the library's costs."""
-    first, second = random("H.6").normal(size=(2, 4))
-    first[1] = second[1] = 1.4
-    return by_motion(form, [first, second], "gaussian")
 
 
 @check("H.7")
@@ -381,19 +377,15 @@ def letters_of(observation: str) -> dict[str, Any]:
     return own | {"g": Matrix(data[:2]), "theta0": Matrix(data[2:])}
 
 
+@check("H.8", observation="gaussian")
+@check("H.12", observation="moments")
 def lagrangian(form: Form, observation: str) -> Evidence:
-    """The library's Lagrangian beside the displayed, with k E[L] for each weight or once."""
+    """The library's Lagrangian of two weights: as printed, the sum counts k E[L] twice."""
     own = letters_of(observation)
     mean = Form.of("H.1").side(0, 1, **own, V=sympy.diag(*own["v"]), Loss=0)
     L = diagonal_beliefs(observation).equations.lagrangian
     own |= {"L": L, "mean": lambda at: at(Loss=mean)}
     return corrected(form, lambda version: defined(*version.pairs(**own)))
-
-
-@check("H.8")
-def fuller_lagrangian(form: Form) -> Evidence:
-    """The library's Lagrangian of two weights: as printed, the sum counts k E[L] twice."""
-    return lagrangian(form, "gaussian")
 
 
 @check("H.9")
@@ -408,23 +400,10 @@ def regrouped(form: Form) -> Evidence:
     return derived(*form.pairs(**letters_of("gaussian")))
 
 
-@check("H.11")
-def simplified_posterior(form: Form) -> Evidence:
-    """-log p/dt between two random states by the densities; the norms stand beside the sum."""
-    return between(form, "moments")
-
-
-@check("H.12")
-def simplified_lagrangian(form: Form) -> Evidence:
-    """The library's Lagrangian of two weights: as printed, the sum counts k E[L] twice."""
-    return lagrangian(form, "moments")
-
-
 @check("H.13")
 def simplified_equations(form: Form) -> Evidence:
     """The derived equations: m_i for g_i, and the second observation's term in the m-equation,
     which holds as printed with the square of g - m as a datum."""
     own, s = letters_of("moments"), full_beliefs(datum=True)
     datum = belief_letters(s, {"dd": s.acceleration}) | {"dim": 2}
-    right = derived(*form.right.pairs(**own)).also(derived(*form.line(1, **datum)))
-    return derived(*form.pairs(**own)).otherwise(right)
+    return or_as_datum(form, own, form.line(1, **datum))

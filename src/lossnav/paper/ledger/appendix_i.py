@@ -10,14 +10,14 @@ import sympy
 from sympy import Matrix
 
 from lossnav._base.checks import FloatArray
-from lossnav.paper.ledger import comparison, problems, symbols
+from lossnav.paper.ledger import comparison, symbols
 from lossnav.paper.ledger.comparison import Evidence, approached, check, derived, numeric
 from lossnav.paper.ledger.form import Form
 from lossnav.paper.ledger.problems import SHORT, STRONG, Path, random, same_cost, smooth_path, spd
 from lossnav.paper.ledger.symbols import CONSTANTS, H, K, System, g, start
 from lossnav.problem.belief import weight_uncertainty
 from lossnav.problem.geometry import FisherGaussian
-from lossnav.problem.landscapes import Function, MuellerBrown, Quadratic
+from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Ritz, solve
 
@@ -229,12 +229,6 @@ def simplified(form: Form) -> Evidence:
     """The derived accelerations of two uncertain weights with an undefined loss."""
     s, own = any_loss()
     return derived(*form.pairs(**accelerated(s) | own))
-
-
-@check("I.8")
-def picture(form: Form) -> Evidence:
-    """The displayed quadratic is the library's, and meets the Mueller-Brown loss at third order."""
-    return problems.local_picture(form, MuellerBrown(), [-0.3, 0.8])
 
 
 @check("I.9")

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,11 +172,11 @@ def approached(
         >>> approached([0.1, 0.05], [1e-2, 2.5e-3], order=2).reached
         'order 2.0 (asked: 2), gap down to 1e-2'
     """
-    (early, late), (far, near) = steps[-2:], map(float, gaps[-2:])
+    (coarse, fine), (far, near) = steps[-2:], map(float, gaps[-2:])
     if not (0 < near < far and np.isfinite([near, far]).all()):
         reached = f"does not close in: {_power(far)}, then {_power(near)}"
         return Evidence(Verdict.LIMIT, False, reached, True)
-    measured = math.log(far / near) / math.log(early / late)
+    measured = math.log(far / near) / math.log(coarse / fine)
     reached = f"order {measured:.1f} (asked: {order:g}), gap down to {_power(near)}"
     holds = abs(measured - order) <= within
     return Evidence(Verdict.LIMIT, holds, reached, measured < order / 2)
@@ -189,7 +189,7 @@ def closing(
     return approached(steps, [gap(a, b) for a, b in zip(ours, printed, strict=True)], order)
 
 
-Function = Callable[[Form], Evidence]
+Function = Callable[..., Evidence]
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,11 @@ class Check:
     line: int
 
 
-def _run(run: Function, display: str) -> Evidence:
+def _run(run: Function, display: str, inputs: dict[str, Any]) -> Evidence:
     """The evidence of a check, which must evaluate every side of the display."""
     form = Form.of(display)
     READ.clear()
-    evidence = run(form)
+    evidence = run(form, **inputs)
     read = {row[1:3] for row in READ if row[0] == display}
     for line, sides in enumerate(form.lines):
         for side, node in enumerate(sides):
@@ -226,17 +226,21 @@ CHECKS: dict[str, Check] = {}
 """Every check of the modules imported so far, by display."""
 
 
-def check(display: str) -> Callable[[Function], Function]:
-    """Register a function as the check of one display."""
+def check(display: str, says: str = "", **inputs: Any) -> Callable[[Function], Function]:
+    """Register a function as the check of one display.
+
+    A function may check several displays, each with its own ``inputs``; ``says`` states what it
+    compares there, if that is not the function's docstring.
+    """
+    place = sys._getframe(1)
+    module, line = place.f_globals["__name__"].rpartition(".")[2], place.f_lineno
 
     def register(run: Function) -> Function:
         if display in CHECKS:
             raise ValueError(f"Display {display} has two checks.")
-        says = " ".join((run.__doc__ or "").split())
-        line = inspect.unwrap(run).__code__.co_firstlineno
-        module = run.__module__.rpartition(".")[2]
-        whole = functools.partial(_run, run, display)
-        CHECKS[display] = Check(whole, run.__name__, says, module, line)
+        sentence = " ".join((says or run.__doc__ or "").split())
+        whole = functools.partial(_run, run, display, inputs)
+        CHECKS[display] = Check(whole, run.__name__, sentence, module, line)
         return run
 
     return register

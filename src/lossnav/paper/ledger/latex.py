@@ -352,7 +352,7 @@ def statements(latex: str) -> list[list[Node]]:
         >>> statements(r"x = 2 y")
         [[('name', 'x', ''), ('*', ('number', Fraction(2, 1)), ('name', 'y', ''))]]
     """
-    text = re.sub(r"\\hspace\{[^}]*\}|\\implies", r" \\apart ", latex)
+    text = re.sub(r"\\hspace\{[^}]*\}|\\implies", r" \\next ", latex)
     text = re.sub(r"\\(?:begin|end)\{aligned\}|\\text\{ for \}.*", "", text)
     nested = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*"
     text = re.sub(rf"\\textcolor\{{red\}}\{{({nested})\}}", r"\1", text).replace("{}", "")
@@ -362,7 +362,7 @@ def statements(latex: str) -> list[list[Node]]:
         depth += token.startswith(("{", "\\begin")) - token.startswith(("}", "\\end"))
         if token in _BLANK or (token == "&" and not depth):
             continue
-        if depth == 0 and token in ("\\apart", "\\\\"):
+        if depth == 0 and token in ("\\next", "\\\\"):
             lines.append([[]])
         elif depth == 0 and token in _RELATIONS:
             if lines[-1] == [[]] and len(lines) > 1:

@@ -14,7 +14,7 @@ from scipy.integrate import quad_vec
 
 from lossnav._base.checks import FloatArray
 from lossnav.paper.ledger import comparison
-from lossnav.paper.ledger.comparison import Evidence, Pair, defined, numeric
+from lossnav.paper.ledger.comparison import Evidence, Pair, defined
 from lossnav.paper.ledger.form import Form
 from lossnav.problem.landscapes import Function, Quadratic
 from lossnav.problem.objective import Objective
@@ -114,6 +114,31 @@ def least(objective: Objective, theta0: FloatArray, t: Any) -> FloatArray:
     return solve(objective, theta0, method=Ritz(), tol=1e-11).at(t)
 
 
+def along_least(
+    form: Form,
+    p: Local,
+    turn: Any = None,
+    times: FloatArray = TIMES,
+    drift: Any = None,
+    **more: Any,
+) -> list[Pair]:
+    """The sides of a display along the path of least J; ``phi`` is theta turned by ``turn``."""
+    turn, pairs = np.eye(len(p.g)) if turn is None else turn, []
+    for t, theta in zip(times, least(p.objective(drift=drift), p.theta0, times), strict=True):
+        here = {"t": t, "Dt": t, "theta": theta, "theta_Dt": theta, "phi": turn @ theta}
+        pairs += form.pairs(**p.letters | more | here)
+    return pairs
+
+
+def settling(form: Form, task: Objective, rate: float, **letters: Any) -> Evidence:
+    """Check that the exact path approaches the displayed point as its slowest exponential."""
+    times = np.array([6.0, 9.0, 12.0]) / rate
+    path = solve(task, letters["theta0"]).at(times)
+    sides = [form.pairs(**letters, theta=here, theta_Dt=here)[0] for here in path]
+    gaps = [linalg.norm(ours - printed) for ours, printed in sides]
+    return comparison.approached(list(np.exp(-rate * times)), gaps, order=1, within=0.05)
+
+
 def resting_points(p: Local, drift: Any) -> FloatArray:
     """Where exact paths come to rest, a column for each unit vector as the loss's minimum."""
     ends = []
@@ -146,20 +171,6 @@ def all_closing(steps: list[float], pairs: list[list[Pair]], order: float) -> Ev
         ours, printed = zip(*own, strict=True)
         each.append(comparison.closing(steps, ours, printed, order))
     return each[0].also(*each[1:])
-
-
-def three_rules(form: Form, p: Local, dt: float, **inputs: Any) -> Evidence:
-    """Compare three regimes of the exact step: any dt and dt -> inf, large gamma, and small dt."""
-    G, task = inputs.get("metric"), p.objective(**inputs)
-    metric = {} if G is None else {"G": G}
-    cases = [lambda n=n, **own: form.pairs(**own, **metric, case=n) for n in range(3)]
-    pairs = []
-    for far, path in ((dt, least(task, p.theta0, dt)), (400.0, solve(task, p.theta0).at(400.0))):
-        pairs += cases[0](**p.letters, theta_Dt=path, Dt=far)
-    newton = (solve(task, p.theta0).at(400.0) - p.theta0, -linalg.solve(p.H, p.g))
-    exact = numeric(*pairs, newton, tol=1e-9)
-    ballistic = as_dt_shrinks(p, cases[2], gamma=0.0, **inputs)
-    return as_gamma_grows(p, cases[1], **inputs).also(ballistic, exact)
 
 
 def smooth_path(name: str, n: int) -> Path:
@@ -220,30 +231,3 @@ def integrand_of(form: Form, side: int = -1, horizon: float = np.inf, **inputs: 
 def _at_column(function: Any, x: Any) -> Any:
     value = function(x[:, 0])
     return np.array(value) if isinstance(value, list) else value
-
-
-def displayed_cost(
-    form: Form, names: str = "xy", horizon: float = np.inf, loss: Any = bowl, **inputs: Any
-) -> Evidence:
-    """Compare the displayed integral with the library's J, on a random path."""
-    objective = Objective(Function(loss, names=list(names)), **inputs)
-    integrand = integrand_of(form, horizon=horizon, loss=loss, **inputs)
-    return same_cost(form.display, objective, integrand, horizon)
-
-
-def local_picture(form: Form, loss: Function, theta0: Any) -> Evidence:
-    """The displayed quadratic is the library's Quadratic, and meets the loss at third order."""
-    start = np.asarray(theta0, dtype=float)
-    value, g, H = loss.jet(start)
-    rng = random(form.display)
-
-    def shown(x: FloatArray) -> Any:
-        letters = {"theta": start + x, "theta0": start, "g": g, "H": H}
-        return form.side(0, 1, **letters, Loss=lambda x: loss(x[:, 0]))
-
-    points, direction = rng.normal(size=(10, len(start))), rng.normal(size=len(start))
-    direction /= linalg.norm(direction)
-    same = defined((value + Quadratic(H, g=g)(points), [shown(x) for x in points]))
-    steps = [0.04, 0.02, 0.01]
-    gaps = [abs(float(loss(start + s * direction) - shown(s * direction))) for s in steps]
-    return same.also(comparison.approached(steps, gaps, order=3))

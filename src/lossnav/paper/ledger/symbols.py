@@ -16,6 +16,7 @@ from lossnav._base.symbolic import ETA, GAMMA, TIME, K
 from lossnav.equations import EulerLagrange, derive
 from lossnav.paper.ledger.comparison import Pair
 from lossnav.paper.ledger.form import Form
+from lossnav.paper.ledger.problems import random
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
 
@@ -150,6 +151,15 @@ def characteristic_roots(curvature: sympy.Symbol) -> list[sympy.Expr]:
     numbers = {ETA: 0.7, K: 1.3, GAMMA: 0.6, curvature: 1.9}
     roots = sympy.solve(r**2 - GAMMA * r - ETA * K * curvature, r)
     return sorted(roots, key=lambda x: float(x.subs(numbers)))
+
+
+def rotated_motion(form: Form, task: Objective, turn: Any, **letters: Any) -> list[Pair]:
+    """The sides of a display for derived motions at random points, in coordinates ``turn``."""
+    run, pairs = accelerations(task), []
+    for theta, v in random(f"{form.display} points").normal(size=(5, 2, len(turn))):
+        motion = {"phi": turn @ theta, "dphi": turn @ v, "ddphi": turn @ run(theta, v)}
+        pairs += form.pairs(**letters | motion)
+    return pairs
 
 
 def accelerations(objective: Objective) -> Callable[[FloatArray, FloatArray], FloatArray]:

@@ -1,4 +1,4 @@
-"""Checks of Sec. 4 and App. G: drift, weight decay, and the effective potential.
+"""Checks of Sec. 4, App. F and G: metric, drift, weight decay, and the effective potential.
 
 The checks of App. G's first example, rotation, are in `appendix_g_rotation`.
 """
@@ -6,6 +6,7 @@ The checks of App. G's first example, rotation, are in `appendix_g_rotation`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,30 +16,67 @@ from sympy import ImmutableMatrix, Matrix
 
 from lossnav._base.checks import FloatArray
 from lossnav.equations.lagrangian import split_drift
-from lossnav.paper.ledger import problems, symbols
+from lossnav.paper.ledger import comparison, problems, symbols
 from lossnav.paper.ledger.comparison import Evidence, check, corrected, defined, derived, numeric
 from lossnav.paper.ledger.form import Form
-from lossnav.paper.ledger.problems import Local, displayed_cost, least, local, random, wind
-from lossnav.paper.ledger.symbols import H, System, anything, g, gradient, start
+from lossnav.paper.ledger.problems import Local, least, local, random, spd, wind
+from lossnav.paper.ledger.symbols import H, K, System, anything, g, gradient, start, system
 from lossnav.problem.geometry import Decay, Drift
 from lossnav.problem.landscapes import Function
 from lossnav.problem.objective import Objective
 from lossnav.solvers import Riccati
 
-# Sec. 4, second half
+# A metric
 
 
-@check("4.4")
-def objective_with_drift(form: Form) -> Evidence:
-    """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=problems.metric, drift=wind, eta=0.7, k=1.2, gamma=0.5)
+@check("4.2")
+def momentum_with_metric(form: Form) -> Evidence:
+    """The derived acceleration: the printed form holds only for a constant metric."""
+    s = anything(2, metric=True)
+    letters = s.letters | {"p": s.v, "dp": s.acceleration}
+    return corrected(form, lambda shown: derived(*shown.pairs(**letters)))
 
 
-@check("4.5")
-def equations_with_drift(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and an undefined drift."""
-    s = anything(2, drift=True)
-    return derived(*s.motion(form))
+@check("F.4")
+def nearly_constant(form: Form) -> Evidence:
+    """The derived equations of a metric that varies by eps: both forms are off at order 1."""
+    eps = sympy.Symbol("epsilon", positive=True)
+
+    def varies(x: Any) -> Any:
+        return [[2 + eps * sympy.sin(sympy.sympify(x[1])), 0.25], [0.25, 1 + eps * x[0] ** 2]]
+
+    s = system(
+        Objective(Function(lambda x: symbols.unknown("L", *x), names=["x", "y"]), metric=varies)
+    )
+    pairs = form.pairs(**s.letters | {"ddtheta": s.acceleration})
+    exact = [derived((left.subs(eps, 0), right.subs(eps, 0))) for left, right in pairs]
+    slope = Matrix(sympy.symbols("s1 s2"))
+    slopes = dict(zip(s.slope, slope, strict=True))
+    letters = [*s.theta, *s.v, *slope, symbols.ETA, K, symbols.GAMMA, eps]
+    at, steps = random("F.4").uniform(0.5, 1.5, size=9), [0.04, 0.02, 0.01]
+    limits = []
+    for left, right in pairs:
+        run = sympy.lambdify(letters, list((left - right).xreplace(slopes)))
+        gaps = [linalg.norm(run(*at, e)) for e in steps]
+        limits.append(comparison.approached(steps, gaps, order=1))
+    return limits[0].also(*limits[1:], *exact)
+
+
+@check("F.6")
+def quadratic(form: Form) -> Evidence:
+    """The derived equations of a quadratic loss and a constant metric in symbols; and the path of
+    E.16 with g and H divided by a random metric, against paths of least J."""
+    a, b, c = sympy.symbols("G11 G12 G22", positive=True)
+    G = [[a, b], [b, c]]
+    s = system(Objective(symbols.LOCAL, metric=lambda _: G))
+    own = {"ddtheta": s.acceleration, "g": g, "H": H, "theta0": start}
+    p, M = local("F.6"), spd(random("F.6 G"), 3)
+    times = np.array([0.2, 1.0, 2.0])
+    divided = p.letters | {"H": linalg.solve(M, p.H), "g": linalg.solve(M, p.g)}
+    printed = [Form.of("E.16").side(0, 1, **divided, t=t) for t in times]
+    ours = least(p.objective(metric=M), p.theta0, times)
+    symbolic = derived(*form.pairs(**s.letters | own))
+    return symbolic.also(numeric((ours, np.array(printed)), tol=1e-9))
 
 
 # App. G: the equations with a drift
@@ -52,31 +90,6 @@ def undefined(x: Any) -> Any:
     return symbols.unknown("L", *x)
 
 
-@check("G.1")
-def objective(form: Form) -> Evidence:
-    """The displayed integral is the library's J with metric and drift, on a random path."""
-    return displayed_cost(form, metric=problems.metric, drift=wind, eta=1.1, k=0.7, gamma=0.8)
-
-
-@check("G.2")
-def lagrangian(form: Form) -> Evidence:
-    """The displayed Lagrangian is the library's, for an undefined loss, metric and drift."""
-    return defined(*form.pairs(**anything(2, metric=True, drift=True).letters))
-
-
-@check("G.3")
-def equations(form: Form) -> Evidence:
-    """The derived equations for an undefined loss, metric and drift of one and of two weights."""
-    line, plane = (anything(dim, metric=True, drift=True).motion(form) for dim in (1, 2))
-    return derived(*line, *plane)
-
-
-@check("G.4")
-def euclidean(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and drift, with df/dt on functions of time."""
-    return derived(*anything(2, drift=True).motion(form))
-
-
 @check("G.5")
 def jacobian(form: Form) -> Evidence:
     """The library's derivative of a drift has rows for f and columns for theta, as SymPy's."""
@@ -86,12 +99,6 @@ def jacobian(form: Form) -> Evidence:
     points = random("G.5").normal(size=(10, 2))
     ours = Drift(wind).jet(points, 1)[1]
     return defined((ours, np.array([shown(*p) for p in points])))
-
-
-@check("G.6")
-def by_jacobian(form: Form) -> Evidence:
-    """The derived equations for an undefined loss and drift of three weights."""
-    return derived(*anything(3, drift=True).motion(form))
 
 
 @check("G.7")
@@ -107,7 +114,7 @@ def rearranged(form: Form) -> Evidence:
 def linear_drift(form: Form) -> Evidence:
     """The derived equations for an undefined loss and the drift J theta in symbols."""
     loss = Function(undefined, names=["theta1", "theta2"])
-    s = symbols.system(Objective(loss, drift=lambda x: list(J * symbols.symbolic(x))))
+    s = system(Objective(loss, drift=lambda x: list(J * symbols.symbolic(x))))
     return derived(*s.motion(form, J=J))
 
 
@@ -125,27 +132,21 @@ RATE = 1.3
 DECAY = Decay(RATE)
 
 
+@check("G.30", "The derived equations of the drift -j theta, beside both signs.")
+@check("G.31", "The derived equations of that drift, all of theta on the left, beside both signs.")
 def decaying(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta on a quadratic loss, beside both forms."""
     s = symbols.local_system(SHRINK)
     return corrected(form, lambda version: derived(*s.motion(version, j=j, g=g, H=H, theta0=start)))
-
-
-@check("G.30")
-def decay_equations(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta on a quadratic loss, beside both signs."""
-    return decaying(form)
-
-
-@check("G.31")
-def decay_rearranged(form: Form) -> Evidence:
-    """The derived equations of the drift -j theta, all of theta on the left, beside both signs."""
-    return decaying(form)
 
 
 def feedback(p: Local) -> FloatArray:
     """The optimal feedback with the decay, from a Riccati equation."""
     return Riccati().feedback(p.objective(drift=DECAY)).K
+
+
+def resting(p: Local) -> FloatArray:
+    """Where exact paths with the decay settle, a column for each minimum."""
+    return problems.resting_points(p, DECAY)
 
 
 def by_direction(p: Local, form: Form) -> FloatArray:
@@ -174,33 +175,21 @@ def biases(form: Form) -> Evidence:
 def solution(form: Form) -> Evidence:
     """The displayed path, with R the optimal feedback and B from where exact paths settle, against
     the path of least J."""
-    p, times, pairs = local("G.34"), [0.1, 0.5, 1.0, 2.0], []
-    letters = p.letters | {"R": feedback(p), "B": problems.resting_points(p, DECAY)}
-    for t, theta in zip(times, least(p.objective(drift=DECAY), p.theta0, times), strict=True):
-        pairs += form.pairs(**letters, theta=theta, t=t)
-    return numeric(*pairs, tol=1e-9)
+    p = local("G.34")
+    letters = {"R": feedback(p), "B": resting(p)}
+    return numeric(*problems.along_least(form, p, drift=DECAY, **letters), tol=1e-9)
 
 
-def both_forms(form: Form, p: Local, letter: str, ours: FloatArray) -> Evidence:
-    """A matrix beside its two displayed forms, the first by its entries along the eigenvectors."""
-    Q = p.eigen()[1]
+@check("G.35", letter="R", matrix=feedback)
+@check("G.36", letter="B", matrix=resting)
+def both_forms(form: Form, letter: str, matrix: Callable[[Local], FloatArray]) -> Evidence:
+    """R from a Riccati equation, or B from where exact paths settle for three minima, beside both
+    signs of both displayed forms, the first by its entries along the eigenvectors."""
+    p = local(form.display)
+    ours, Q = matrix(p), p.eigen()[1]
     letters = p.letters | {"j": RATE, "Q": Q, letter: ours}
     letters[f"{letter}_tilde"] = np.diag(np.diag(Q.T @ ours @ Q))
     return corrected(form, lambda version: numeric(*version.pairs(**letters)))
-
-
-@check("G.35")
-def rate_matrix(form: Form) -> Evidence:
-    """The optimal feedback of a Riccati equation beside both signs, and along the eigenvectors."""
-    p = local("G.35")
-    return both_forms(form, p, "R", feedback(p))
-
-
-@check("G.36")
-def bias_matrix(form: Form) -> Evidence:
-    """Where exact paths settle for three minima beside both signs, and along the eigenvectors."""
-    p = local("G.36")
-    return both_forms(form, p, "B", problems.resting_points(p, DECAY))
 
 
 # The part of the motion that no potential explains
@@ -218,18 +207,11 @@ def split() -> tuple[System, dict[str, Any]]:
         here = dict(zip((x, y), symbols.symbolic(at), strict=True))
         return [entry.xreplace(here) for entry in gradient(V, (x, y)) + R]
 
-    s = symbols.system(Objective(Function(undefined, names=["theta1", "theta2"]), drift=drift))
+    s = system(Objective(Function(undefined, names=["theta1", "theta2"]), drift=drift))
     own = dict(zip((x, y), s.theta, strict=True))
     R = R.xreplace(own)
     letters = {"V": V.xreplace(own), "R": R, "J_R": R.jacobian(s.theta), "dim": 2}
     return s, s.letters | letters
-
-
-@check("G.37")
-def momentum(form: Form) -> Evidence:
-    """The derived acceleration for an undefined loss and drift of three weights."""
-    s = anything(3, drift=True)
-    return derived(*form.pairs(**s.letters, p=s.v, dp=s.acceleration))
 
 
 @check("G.38")
@@ -261,7 +243,7 @@ def effective_potential(form: Form) -> Evidence:
     a, b = sympy.symbols("a b", positive=True)
     loss = Function(lambda x: x[0] ** 4 + x[0] * x[1] + x[1] ** 2, names=["x", "y"])
     drift = Drift(lambda x: [-a * x[0] - b * x[1], 2 * b * x[0] - a * x[1] + x[1] ** 2])
-    s = symbols.system(Objective(loss, drift=drift))
+    s = system(Objective(loss, drift=drift))
     parts = split_drift(s.equations.system)
     letters = s.letters | {"V": parts.potential, "R": Matrix(parts.rotation)}
     total = gradient(parts.potential, s.theta) + Matrix(parts.rotation)
