@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lossnav.inference.fit import DiagonalModel as Model
 from lossnav.inference.fit import Observations, of_samples
-from lossnav.inference.fit.simulation import DiagonalModel as Model
 from lossnav.inference.probes import ProbedOptimizer, invariance, memory, response
 from lossnav.optim.torch import Ballistic, Navigator
 from lossnav.rules.diagonal import BeliefRule

@@ -17,12 +17,14 @@ from lossnav.inference.assumptions import (
     Discount,
     Estimate,
     Memory,
+    Nearest,
     Structure,
     WeightDrift,
 )
 from lossnav.inference.fit import (
     EARLY,
     RESOLUTION,
+    DiagonalModel,
     Fit,
     Observations,
     affine,
@@ -34,7 +36,6 @@ from lossnav.inference.fit import (
     uncertain,
 )
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
 from lossnav.inference.probes import (
     ProbedOptimizer,
@@ -193,29 +194,20 @@ def _uncertain(measured: Measurements) -> Assumptions:
     )
 
 
-def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
-    """The fit of a rule whose steps are bent by curvature, and its learner; None if it is none."""
-    probed = measured.probed
-    if not measured.response.plans or probed.random or measured.kind == "kronecker":
-        return None
-    probed.watch.doing = "run on random gradients for the fit of a bent step"
-    fit, observed = diagonal.identify_bent(probed, measured.response)
-    return (fit, observed) if _learned(measured, fit) else None
-
-
-def _learned(measured: Measurements, fit: Fit) -> bool:
-    """Whether a fit is the learning rule of an Objective, on gradients that it did not use."""
+def _learned(measured: Measurements, fit: Fit, observed: Observations) -> Assumptions | None:
+    """The results, if a fit is the rule of an Objective also on gradients that it did not use."""
     learner = diagonal.learner_of(fit.model) if fit.residual <= _BENT else None
     exam = measured.examine()
     if learner is None:
-        return False
+        return None
     missed = distance(exam.steps, matrix_rules.run(learner.rule(), exam.grads, exam.theta))
     if missed > _BENT:
-        return False
+        return None
     measured.learner, measured.unexplained = learner, missed
     measured.outside.clear()  # what simpler models miss
     measured.mechanisms.clear()
-    return True
+    members = examination.diagonal_members(fit.model, observed, measured.pull)
+    return measured.assumptions(fit, examination.nearest(members, measured.examine()))
 
 
 def _diagonal(measured: Measurements, budget: int) -> Assumptions:
@@ -223,11 +215,11 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
     assert measured.impulse is not None
     assert measured.relaxed is not None
     factored = measured.kind == "factored"
-    bent = _planned(measured)
-    if bent is not None:
-        members = examination.diagonal_members(bent[0].model, bent[1], measured.pull)
-        near = examination.nearest(members, measured.examine())
-        return measured.assumptions(bent[0], near)
+    if measured.response.plans and not probed.random:
+        probed.watch.doing = "run on random gradients for the fit of a bent step"
+        learned = _learned(measured, *diagonal.identify_bent(probed, measured.response))
+        if learned is not None:
+            return learned
     probed.watch.doing = "run on random gradients for the fit of the family"
     start = diagonal.first_model(measured.response, measured.impulse, measured.relaxed, probed.size)
     if factored:
@@ -240,11 +232,10 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         by_noise = measured.impulse.slope > 0.15 and not probed.random
         fit, observed = diagonal.identify(probed, start, sizes, by_noise=by_noise)
         if not probed.random and (fit.residual > _BENT or fit.model.saturation):
-            bent_fit = diagonal.identify_relative(fit, observed, start)
-            if bent_fit is not None and _learned(measured, bent_fit):
-                members = examination.diagonal_members(bent_fit.model, observed, measured.pull)
-                near = examination.nearest(members, measured.examine())
-                return measured.assumptions(bent_fit, near)
+            bent = diagonal.identify_relative(fit, observed, start)
+            learned = None if bent is None else _learned(measured, bent, observed)
+            if learned is not None:
+                return learned
     exam = measured.examine()
     if not measured.clips and not probed.random:
         fit = _with_mechanism(measured, fit, observed, exam)
@@ -369,12 +360,7 @@ def _sign(measured: Measurements) -> Assumptions:
     measured.mechanisms.append("sign")
     exam = measured.examine()
     near = examination.nearest(examination.sign_members(model, measured.pull), exam)
-    if near is None or near.distance > 0.02 + 3 * measured.probed.slack:
-        far = 1.0 if near is None else min(near.distance, 1.0)
-        measured.outside.append(
-            f"Its sign is not that of an average of gradients ({100 * far:.2g} % of its steps "
-            "differ)."
-        )
+    _compare(measured, near, 0.02, "Its sign is not that of an average of gradients")
     estimates = {"lr": Estimate.within(lr, RESOLUTION * abs(lr))}
     return measured.assumptions(Fit(model, estimates, 0.0), near, balance)
 
@@ -395,13 +381,17 @@ def _polar(measured: Measurements) -> Assumptions:
         measured.notes.append(f"lr is without the factor {found.scale!r} by the shape of a matrix.")
     exam = measured.examine(tensors=1, steps=60)
     near = examination.nearest(examination.polar_members(found, measured.pull), exam)
-    if near is None or near.distance > 0.06 + 3 * measured.probed.slack:
-        far = 1.0 if near is None else min(near.distance, 1.0)
-        measured.outside.append(
-            "It levels singular values, but not those of an average of gradients "
-            f"({100 * far:.2g} % of its steps differ)."
-        )
+    clause = "It levels singular values, but not those of an average of gradients"
+    _compare(measured, near, 0.06, clause)
     return measured.assumptions(Fit(model, {"lr": found.lr}, 0.0), near, balance)
+
+
+def _compare(measured: Measurements, near: Nearest | None, bound: float, clause: str) -> None:
+    """Report that no member has these steps, if the nearest is farther than the bound."""
+    apart = 1.0 if near is None else near.distance
+    if near is None or apart > bound + 3 * measured.probed.slack:
+        share = f"{100 * min(apart, 1.0):.2g} % of its steps differ"
+        measured.outside.append(f"{clause} ({share}).")
 
 
 def _basis(measured: Measurements) -> Assumptions:

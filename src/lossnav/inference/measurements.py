@@ -19,9 +19,8 @@ from lossnav.inference.assumptions import (
     Nearest,
     WeightDrift,
 )
-from lossnav.inference.fit import Fit, diagonal
+from lossnav.inference.fit import DiagonalModel, Fit, diagonal
 from lossnav.inference.fit.examination import TOLERANCE, Examination
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,

@@ -16,8 +16,7 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Learner
-from lossnav.inference.fit import EARLY, Fit, Observations, best_factor, distance
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.fit import EARLY, DiagonalModel, Fit, Observations, best_factor, distance
 from lossnav.inference.probes import ProbedOptimizer, signs, training_gradients
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation
 from lossnav.inference.probes.response import STEPS, Plan, Response

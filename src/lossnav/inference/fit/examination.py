@@ -12,9 +12,8 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Nearest
-from lossnav.inference.fit import EARLY, Observations, distance
+from lossnav.inference.fit import EARLY, DiagonalModel, Observations, distance
 from lossnav.inference.fit.matrix_rules import BasisFit, PolarFit, run
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes import ProbedOptimizer, signs
 from lossnav.inference.probes.drift import Pull
 from lossnav.rules import zoo

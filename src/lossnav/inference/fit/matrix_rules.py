@@ -17,8 +17,16 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit import Fit, best_factor, distance, from_scale, interval, of_samples
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.fit import (
+    DiagonalModel,
+    Fit,
+    best_factor,
+    distance,
+    from_scale,
+    interval,
+    of_samples,
+    standard_errors,
+)
 from lossnav.inference.probes import ProbedOptimizer
 from lossnav.inference.probes.invariance import matrix_shape, rotation
 from lossnav.inference.probes.memory import ImpulseResponse, Relaxation, SignBalance, sign_balance
@@ -188,7 +196,7 @@ def fit_basis(
             break
     assert best is not None
     variance = 2 * best.cost / best.fun.size * (1 if random else len(g))
-    half = 2 * np.sqrt(np.maximum(np.diag(variance * np.linalg.pinv(best.jac.T @ best.jac)), 0))
+    half = 2 * standard_errors(best.jac, variance)
     names = ["lr", "beta1", "beta2", "basis", *(["gamma"] if bends else []), "saturation"]
     estimates = {
         name: interval("beta2" if name == "basis" else name, x, h)

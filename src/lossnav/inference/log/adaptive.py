@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import DiagonalModel, History
+from lossnav.inference.fit import DiagonalModel, History
 from lossnav.inference.log.linear import ROUNDING
 from lossnav.inference.log.record_file import Segment
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import averaged
+from lossnav.inference.fit import averaged
 from lossnav.inference.log.record_file import Segment
 
 ROUNDING = 4.0

@@ -20,7 +20,7 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.fit import DiagonalModel
 from lossnav.inference.probes import ProbedOptimizer, signs
 
 _BEFORE, _LAGS = 60, 100
