@@ -94,12 +94,13 @@ def _changes(before: Assumptions, after: Assumptions) -> Iterator[str]:
     for name in dict.fromkeys([*old, *new]):
         if _differ(old.get(name), new.get(name)):
             yield f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
-    if before.drift.form != after.drift.form:
-        yield f"decay now {after.drift.form} (was {before.drift.form})"
-    if before.metric.kind != after.metric.kind:
-        yield f"metric now {after.metric.kind} (was {before.metric.kind})"
-    if before.discount.kind != after.discount.kind:
-        yield f"discount now {after.discount.kind} (was {before.discount.kind})"
+    for name, was, now in (
+        ("decay", before.drift.form, after.drift.form),
+        ("metric", before.metric.kind, after.metric.kind),
+        ("discount", before.discount.kind, after.discount.kind),
+    ):
+        if was != now:
+            yield f"{name} now {now} (was {was})"
     for name, words in _FLAGS.items():
         was, now = getattr(before.memory, name), getattr(after.memory, name)
         if was is not None and now is not None and was != now:

@@ -14,7 +14,6 @@ _DISCOUNTS = {
     "ballistic": "none: the whole future counts, and steps go as 1/sqrt(variance)",
     "overdamped": "very large: only the next moment counts, and steps ignore the variance",
     "between": "finite: small gradients follow gradient descent, large ones go as 1/sqrt(variance)",
-    "newton": "none, and long steps: they go as 1/variance",
     "sign": "none, and noise as large as the signal: every step has one length",
     "linear": "cannot be told from the metric and the curvature, as steps are linear in gradients",
     "planned": "that of the Objective below",

@@ -184,8 +184,7 @@ def calibrate(
     power = step / 2 * float(share @ v[alive])
     law, memory = None, None
     if len(rehearsal.curvature):
-        late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
-        law = curvature_law.fit(rehearsal.curvature, late, rehearsal.weight)
+        law = curvature_law.fit(rehearsal.curvature, rehearsal.last_power, rehearsal.weight)
         if rule["beta2"] is not None:
             memory = curvature_law.memory(
                 rehearsal.grad, rehearsal.curvature, rehearsal.weight, rule["beta2"]
@@ -223,13 +222,11 @@ def _divisor(rule: dict[str, Any], v: FloatArray, tensor: Any) -> FloatArray:
     """The divisor of each coordinate's mean gradient, including saturation."""
     if rule["beta2"] is None:
         return np.ones_like(v)
-    D = speed_limit(np.sqrt(v), rule["gamma"])
-    c = rule["saturation"]
-    if c:
-        count = np.maximum(np.bincount(tensor), 1)
-        typical = (np.bincount(tensor, weights=v) / count)[tensor]
-        D = (D + c * v / np.sqrt(positive_or_one(typical))) / (1 + c)
-    return D
+    D, c = speed_limit(np.sqrt(v), rule["gamma"]), rule["saturation"]
+    if not c:
+        return D
+    typical = (np.bincount(tensor, weights=v) / np.maximum(np.bincount(tensor), 1))[tensor]
+    return (D + c * v / np.sqrt(positive_or_one(typical))) / (1 + c)
 
 
 def _with_discount(rehearsal: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
@@ -266,8 +263,7 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
     alive = np.flatnonzero((rehearsal.grad**2).mean(axis=0) > 0)
     some = alive[np.linspace(0, len(alive) - 1, min(_POOLED, len(alive))).astype(int)]
     pooled = likelihood.fit(rehearsal.grad[:, some])
-    late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
-    found = []
+    power, found = rehearsal.last_power, []
     numbers = np.unique(rehearsal.tensor[alive])
     sizes = [-rehearsal.weight[rehearsal.tensor == i].sum() for i in numbers]
     for i in sorted(numbers[np.argsort(sizes, kind="stable")[:_TENSORS]]):
@@ -276,7 +272,7 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
         sigma = math.sqrt(float(fit.noise.mean()))
         kappa = None
         if len(rehearsal.curvature):
-            kappa = curvature_law.kappa(rehearsal.curvature[:, of], late[of], rehearsal.weight[of])
+            kappa = curvature_law.kappa(rehearsal.curvature[:, of], power[of], rehearsal.weight[of])
         xi = fit.ratio.map(lambda x, sigma=sigma: sigma * math.sqrt(x))  # type: ignore[misc]
         found.append(TensorBelief(rehearsal.names[i], fit.alpha, xi, sigma, fit.beta1, kappa))
     return pooled, tuple(found)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,8 @@ LAGS = 30
 """Correlations to use. With more, the grid of z is too coarse for the phase of fast swings."""
 BLOCKS = 10
 _GRID = 40
+_BETAS = np.round(1 - np.geomspace(1.0, 0.01, 41), 4)
+"""The memories to choose from: from none to a hundred steps, evenly in their logarithm."""
 _LEFT = 0.1  # of the gain that may be left for a smaller change
 
 
@@ -92,13 +93,6 @@ def correlations(
     return of_noise, of_push
 
 
-@cache
-def _betas() -> FloatArray:
-    """The memories to choose from: from none to a hundred steps, evenly in their logarithm."""
-    result: FloatArray = np.round(1 - np.geomspace(1.0, 0.01, 41), 4)
-    return result
-
-
 def products(g: FloatArray, weight: FloatArray, lags: int) -> FloatArray:
     """Weighted sums of ``g[t] * g[t + k]`` over coordinates ``(steps, lags)``, NaN past the end."""
     result = np.full((len(g), lags), np.nan)
@@ -137,9 +131,8 @@ class Mixture:
     def lost(self, beta: float, nesterov: bool) -> float:
         """J with another memory, for each unit of the gradients' power, in units of lr/2."""
         z = np.minimum(self.z, YIELDING * limit(beta, nesterov))
-        noise, push = variances(z, beta, nesterov)
-        each = (self.noise * noise[:, 0, 0] + self.push * push[:, 0, 0]) / z
-        return float(each.sum())
+        noise, push = (one[:, 0, 0] for one in variances(z, beta, nesterov))
+        return float(((self.noise * noise + self.push * push) / z).sum())
 
 
 @dataclass(frozen=True)
@@ -165,9 +158,7 @@ class MemoryChoice:
     fitted: FloatArray
 
 
-def choose(
-    g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = False, lags: int = LAGS
-) -> MemoryChoice:
+def choose(g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = False) -> MemoryChoice:
     """Choose the memory that suits the loop that made these gradients.
 
     Errors come from a jackknife over blocks of time.
@@ -176,17 +167,15 @@ def choose(
         g: Gradients ``(steps, coordinates)`` under a rule with memory ``beta``.
         weight: For each coordinate, the coordinates it stands for over the rule's D.
         beta: Memory of the rule; ``nesterov``: whether it looks ahead.
-        lags: Correlations to use.
     """
-    lags = max(4, min(lags, len(g) // 4))
+    lags = max(4, min(LAGS, len(g) // 4))
     table = products(g, weight, lags)
     C = np.nanmean(table, axis=0)
-    betas = np.append(_betas(), beta)
+    betas = np.append(_BETAS, beta)
     own = (int(nesterov), len(betas) - 1)
 
     def losses(found: Mixture) -> FloatArray:
-        every = [[found.lost(float(b), ahead) for b in betas] for ahead in (False, True)]
-        return np.array(every)
+        return np.array([[found.lost(float(b), ahead) for b in betas] for ahead in (False, True)])
 
     mixture = Mixture.fit(C, beta, nesterov)
     J = losses(mixture)
@@ -194,9 +183,9 @@ def choose(
     replicas = np.array(
         [losses(Mixture.fit(np.nanmean(part, axis=0), beta, nesterov)) for part in kept]
     )
-    other = 1 - own[0]
-    least = replicas.min(axis=2)
-    ahead = other if (least[:, other] < least[:, own[0]]).all() else own[0]
+    ahead, least = own[0], replicas.min(axis=2)
+    if (least[:, 1 - ahead] < least[:, ahead]).all():
+        ahead = 1 - ahead
     at = int(J[ahead].argmin())
     most = J[own] - J[ahead, at]
     distance = np.abs(np.log((1 - betas) / (1 - beta)))

@@ -8,7 +8,6 @@ suits curvatures :math:`h\propto D^2`, which no longer fall with v where :math:`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,17 +70,17 @@ def fit(h: FloatArray, v: FloatArray, weight: FloatArray) -> CurvatureLaw:
     error = sums.std(axis=1, ddof=1) / math.sqrt(probes)
     error = np.maximum(error, 1e-6 * np.abs(mean).max())
 
-    def misfit(v: FloatArray, number: float, law: Callable[..., FloatArray]) -> float:
-        h = law(v / v[order[-1]], number / (1 if law is _as_power else math.sqrt(v[order[-1]])))
-        believed = np.array([h[b] @ weight[b] for b in bins])
+    def misfit(law: FloatArray) -> float:
+        believed = np.array([law[b] @ weight[b] for b in bins])
         scale = max(float((mean * believed / error**2).sum() / (believed**2 / error**2).sum()), 0.0)
         return float((((mean - scale * believed) / error) ** 2).sum())
 
+    unit = v / v[order[-1]]  # the law's factor is fitted
+    top, roots = math.sqrt(v[order[-1]]), np.sqrt(v)
     powers = np.linspace(-0.5, 2.0, _STEPS)
-    by_power = [misfit(v, p, _as_power) for p in powers]
-    roots = np.sqrt(v)
     gammas = np.concatenate([[0.0], np.geomspace(1e-3 * roots.min(), 30 * roots.max(), _STEPS)])
-    by_gamma = [misfit(v, gamma, _with_discount) for gamma in gammas]
+    by_power = [misfit(unit**p) for p in powers]
+    by_gamma = [misfit(speed_limit(np.sqrt(unit), gamma / top) ** 2) for gamma in gammas]
     return CurvatureLaw(
         kappa=kappa(h, v, weight),
         exponent=_least(powers, np.array(by_power), len(bins)),
@@ -104,18 +103,14 @@ def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Va
         beta2: The memory that is used now.
     """
     betas = np.append(np.round(1 - np.geomspace(0.2, 0.0005, 33), 5), beta2)
-    age = np.arange(len(g))[::-1]
-    squares = g * g
-    share = betas[:, None] ** age
-    v = (share / share.sum(axis=1, keepdims=True)) @ squares
+    share = betas[:, None] ** np.arange(len(g))[::-1]
+    v = (share / share.sum(axis=1, keepdims=True)) @ (g * g)
     alive = v.mean(axis=0) > 0
     v, h = v[:, alive], h[:, alive]
     w = weight[alive] / v.mean(axis=0)
-    length = np.sqrt((v * v) @ w)
-    explained = (h * w) @ v.T / length  # (probes, memories)
+    explained = (h * w) @ v.T / np.sqrt((v * v) @ w)  # (probes, memories)
     score = explained.mean(axis=0)
-    total = explained.sum(axis=0)
-    left_out = (total - explained) / (len(h) - 1)
+    left_out = (explained.sum(axis=0) - explained) / (len(h) - 1)
     own, at = len(betas) - 1, int(score.argmax())
     logs = np.log(1 - betas)
     near = score >= score[at] - LEFT * (score[at] - score[own])
@@ -127,16 +122,6 @@ def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Va
         best=Estimate(float(betas[at]), low, high),
         sure=sure,
     )
-
-
-def _as_power(v: FloatArray, p: float) -> FloatArray:
-    result: FloatArray = v**p
-    return result
-
-
-def _with_discount(v: FloatArray, gamma: float) -> FloatArray:
-    result: FloatArray = speed_limit(np.sqrt(v), gamma) ** 2
-    return result
 
 
 def _least(at: FloatArray, misfit: FloatArray, bins: int) -> Estimate:

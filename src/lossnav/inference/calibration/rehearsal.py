@@ -40,6 +40,11 @@ class Rehearsal:
     curvature: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     no_curvature: str = ""
 
+    @property
+    def last_power(self) -> FloatArray:
+        """Mean square of each gradient in the last third of the steps."""
+        return np.square(self.grad[-max(len(self.grad) // 3, 20) :]).mean(axis=0)
+
 
 def rehearse(
     model: torch.nn.Module,
@@ -165,14 +170,13 @@ def _probe(twin: torch.nn.Module, samples: list[Samples], loss: Loss, batch: Any
         signs = [torch.randint(0, 2, p.shape, device=p.device).to(p.dtype) * 2 - 1 for p in params]
         used = [(g * s).sum() for g, s in zip(grads, signs, strict=True) if g is not None]
         products = torch.autograd.grad(sum(used), params, allow_unused=True)
-    found = {
-        id(p): None if product is None else product.detach() * s
+    products_of = {
+        id(p): product.detach() * s
         for p, product, s in zip(params, products, signs, strict=True)
+        if product is not None
     }
-    parts = [each.of(found.get(id(each.tensor))) for each in coordinates]
-    row = torch.cat([part.double().cpu() for part in parts]).numpy()
-    result: FloatArray = np.nan_to_num(row)
-    return result
+    parts = [each.of(products_of.get(id(each.tensor))) for each in coordinates]
+    return np.nan_to_num(torch.cat([part.double().cpu() for part in parts]).numpy())
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from scipy import linalg, optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Learner
+from lossnav.inference.fit import matrix_rules
 from lossnav.inference.probes import ProbedOptimizer, ProbeError
 from lossnav.solvers.curvature import step_gain
 
@@ -33,6 +34,7 @@ SAME = 1e-8
 """Relative difference below which steps count as affine, and matrices as equal."""
 _MOST = 64
 _SINGULAR = 1e12
+_AGREES = 1e-7
 _STARTS = [(c, gamma) for gamma in (0.0, 0.3, 3.0) for c in (0.1, 0.5, 2.0)]
 _ONE_MATRIX = (
     "The steps are -B g: curvature H, metric G, eta, k, gamma and dt show in the matrix B alone, "
@@ -251,19 +253,13 @@ def _drifted(
     return Learner("drifted", constants, arrays, ambiguous=(_TWO_MATRICES,))
 
 
-def _agrees(learner: Learner, found: Affine, tolerance: float = 1e-7) -> bool:
+def _agrees(learner: Learner, found: Affine) -> bool:
     """Whether the rule of a learner makes the measured steps."""
-    n = len(found.B)
-    rng = np.random.default_rng(0)
-    g, theta = rng.standard_normal((2, 8, n))
-    theta = theta * (
-        np.abs(found.B).max() / max(np.abs(found.A).max(), 1e-300) if found.A.any() else 0
-    )
+    g, theta = np.random.default_rng(0).standard_normal((2, 8, len(found.B)))
+    theta *= np.abs(found.B).max() / np.abs(found.A).max() if found.A.any() else 0.0
     try:
-        rule = learner.rule()
-        state = rule.init(np.zeros(n))
-        moves = [rule.update(x, state, y)[0] for x, y in zip(g, theta, strict=True)]
-    except (ValueError, ArithmeticError, np.linalg.LinAlgError):
+        moves = matrix_rules.run(learner.rule(), g[None], theta)[0]
+    except (ValueError, ArithmeticError):  # LinAlgError and ProbeError are ValueErrors
         return False
     expected = g @ found.B.T + theta @ found.A.T + found.a
-    return bool(np.abs(np.array(moves) - expected).max() <= tolerance * np.abs(expected).max())
+    return bool(np.abs(moves - expected).max() <= _AGREES * np.abs(expected).max())
