@@ -27,13 +27,12 @@ from lossnav.inference.fit import (
     DiagonalModel,
     Fit,
     Observations,
-    affine,
     diagonal,
     distance,
     examination,
+    linear,
     matrix_rules,
     mechanisms,
-    uncertain,
 )
 from lossnav.inference.fit.examination import Examination
 from lossnav.inference.measurements import Measurements
@@ -42,7 +41,7 @@ from lossnav.inference.probes import (
     ProbeError,
     drift,
     label_of,
-    memory,
+    response,
     training_gradients,
 )
 
@@ -127,13 +126,13 @@ def infer(
 def _identified(measured: Measurements, budget: int) -> Assumptions:
     probed = measured.probed
     probed.watch.doing = "probed for steps that are linear in gradient and weights"
-    straight = affine.measure(probed)
+    straight = linear.measure_affine(probed)
     if straight is not None:
-        measured.learner = affine.learner_of(straight)
+        measured.learner = linear.affine_learner(straight)
         if not straight.isotropic:
             return _affine(measured, straight)
     else:
-        measured.learner = uncertain.learner_of(probed)
+        measured.learner = linear.uncertain_learner(probed)
         if measured.learner is not None:
             return _uncertain(measured)
     measured.probe()
@@ -152,11 +151,11 @@ def _identified(measured: Measurements, budget: int) -> Assumptions:
     return _basis(measured) if measured.kind == "kronecker" else _diagonal(measured, budget)
 
 
-def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
+def _affine(measured: Measurements, found: linear.Affine) -> Assumptions:
     """Steps by one matrix, which has curvature, metric and discount in it."""
     n = len(found.B)
     lr = -float(np.trace(found.B)) / n
-    alone = np.abs(found.B - np.diag(np.diag(found.B))).max() <= affine.SAME * np.abs(found.B).max()
+    alone = np.abs(found.B - np.diag(np.diag(found.B))).max() <= linear.SAME * np.abs(found.B).max()
     pull = drift.measure(measured.probed)
     outside: tuple[str, ...] = ()
     if measured.learner is None:
@@ -350,7 +349,7 @@ def _expected(measured: Measurements, model: DiagonalModel, exam: Examination) -
 def _sign(measured: Measurements) -> Assumptions:
     probed = measured.probed
     probed.watch.doing = "probed for its memory of the gradient, by the sign of its steps"
-    balance = memory.sign_balance(probed, apart=True)
+    balance = response.sign_balance(probed, apart=True)
     moves = probed.run(probed.size * probed.rng.standard_normal((60, 2, *probed.shape)))
     lr = float(np.abs(moves[np.abs(moves) > 0]).mean())
     model = DiagonalModel(lr, beta1=balance.beta1.value, fresh=balance.fresh)

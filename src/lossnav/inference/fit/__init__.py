@@ -281,6 +281,12 @@ def best_factor(unit: FloatArray, steps: FloatArray) -> float:
     return float((unit * steps * weight).sum() / max((unit**2 * weight).sum(), 1e-300))
 
 
+def best_scaled(unit: FloatArray, steps: FloatArray) -> tuple[float, float]:
+    """The factor that brings ``unit`` nearest to ``steps``, and the distance that is left."""
+    factor = best_factor(unit, steps)
+    return factor, distance(steps, factor * unit)
+
+
 def _weights(steps: FloatArray) -> FloatArray:
     size = np.sqrt((steps**2).mean(axis=(0, *range(2, steps.ndim)), keepdims=True))
     return 1 / np.where(size > 0, size, 1.0)

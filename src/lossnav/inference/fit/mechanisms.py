@@ -22,7 +22,7 @@ from lossnav.inference.fit import (
     History,
     Observations,
     averaged,
-    best_factor,
+    best_scaled,
     corrected,
     count_of,
     distance,
@@ -567,10 +567,11 @@ def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> 
     tried, starts = [], []
     for start in _starts(bases, observed.grads.ndim > 3):
         unit, steps = start.steps(quick.grads)[EARLY:], quick.steps[EARLY:]
-        # Where a start has an lr of its own, other numbers are in units of it.
-        factor = 1.0 if start.mechanism in _OWN_LR else best_factor(unit, steps)
+        factor, left = best_scaled(unit, steps)
+        if start.mechanism in _OWN_LR:  # other numbers are in units of its lr
+            factor, left = 1.0, distance(steps, unit)
         if 0 < factor < np.inf:
-            starts.append((distance(steps, factor * unit), replace(start, lr=start.lr * factor)))
+            starts.append((left, replace(start, lr=start.lr * factor)))
     starts.sort(key=lambda one: one[0])
     first = {start.mechanism: start for _, start in reversed(starts)}  # the best of each
     others = [start for _, start in starts if start is not first[start.mechanism]]
