@@ -161,7 +161,7 @@ class Cautious(Rule):
 @pytest.mark.parametrize(
     ("rule", "mechanism", "words"),
     [
-        (Late(1e-3), "delay", "3 steps late"),
+        (Late(1e-3), "delay", "a delay of 3 steps"),
         (Cautious(1e-3), "cautious mask", "lengthens the other steps"),
         (Cautious(1e-3, rescaled=False), "mask", "against its gradient"),
     ],

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learner:
-    r"""An Objective found from steps, and how `lossnav.learning_rule` makes the rule of it.
+    r"""An Objective inferred from steps, and how `lossnav.learning_rule` makes the rule of it.
 
     Steps show some constants only together; ``ambiguous`` says which. They are given in units
     where ``k`` and ``dt`` are one.

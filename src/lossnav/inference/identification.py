@@ -160,9 +160,9 @@ def _affine(measured: Measurements, found: linear.Affine) -> Assumptions:
     outside: tuple[str, ...] = ()
     if measured.learner is None:
         outside = (
-            "Its steps are B g + A theta + a with one matrix B and one A, and no Objective was "
-            "found that gives both: its curvature, metric, drift, eta, k, gamma and dt cannot be "
-            "told apart.",
+            "Its steps are B g + A theta + a with one matrix B and one A, and no Objective that "
+            "gives both is known: its curvature, metric, drift, eta, k, gamma and dt cannot be "
+            "distinguished.",
         )
     return Assumptions(
         measured.probed.name,
@@ -249,13 +249,11 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
     elif not measured.clips:  # clipping is reported already, and fills the examination
         top = None if named else examination.ceiling(observed.steps[EARLY:])
         if top is not None:
-            measured.add(
-                "clip of steps by value",
-                f"It clips: no coordinate moves by more than {top:.4g} in a step.",
-            )
+            measured.add(*examination.clip_by_value(top))
         measured.unexplained = distance(exam.steps[EARLY:], expected[EARLY:])
-        for name, sentence in examination.residual_sentences(exam.steps, expected, probed.slack):
-            measured.add(name, sentence)
+        left = examination.residual_sentence(exam.steps, expected, probed.slack)
+        if left is not None:
+            measured.add(*left)
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
         missed = fit.residual  # the examination of a factored rule is not diagonal

@@ -15,7 +15,7 @@ _DISCOUNTS = {
     "overdamped": "very large: only the next moment counts, and steps ignore the variance",
     "between": "finite: small gradients follow gradient descent, large ones go as 1/sqrt(variance)",
     "sign": "none, and noise as large as the signal: every step has one length",
-    "linear": "cannot be told from the metric and the curvature, as steps are linear in gradients",
+    "linear": "not identified: steps are linear in gradients, as with other metrics and curvatures",
     "planned": "that of the Objective below",
     "other": "not that of the family",
     "unknown": "not known",

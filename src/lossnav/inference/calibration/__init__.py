@@ -282,7 +282,7 @@ def _curves(
     choice: closed_loop.MemoryChoice, law: curvature_law.CurvatureLaw | None
 ) -> tuple[Curve, ...]:
     data = np.arange(float(len(choice.measured))), choice.measured, choice.fitted
-    correlation = Curve.of("correlation of gradients", "steps apart", "correlation", *data)
+    correlation = Curve.of("correlation of gradients", "lag in steps", "correlation", *data)
     if law is None:
         return (correlation,)
     data = law.variance, law.curvature, law.kappa.value * law.variance

@@ -39,7 +39,7 @@ BLOCKS = 10
 _GRID = 40
 _BETAS = np.round(1 - np.geomspace(1.0, 0.01, 41), 4)
 """The memories to choose from: from none to a hundred steps, evenly in their logarithm."""
-_LEFT = 0.1  # of the gain that may be left for a smaller change
+_ENOUGH = 0.9  # share of the possible gain for which a smaller change is preferred
 
 
 def limit(beta: float, nesterov: bool = False) -> float:
@@ -187,10 +187,7 @@ def choose(g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = Fals
     if (least[:, 1 - ahead] < least[:, ahead]).all():
         ahead = 1 - ahead
     at = int(J[ahead].argmin())
-    most = J[own] - J[ahead, at]
-    distance = np.abs(np.log((1 - betas) / (1 - beta)))
-    near = J[ahead] <= J[ahead, at] + _LEFT * most
-    at_choice = int(np.where(near, distance, np.inf).argmin())
+    at_choice = nearest_good(betas, J[own] - J[ahead])
     gains = replicas[:, own[0], own[1]] - replicas[:, ahead, at_choice]
     sure = bool((gains > 0).all())
     low, high = memory_interval(betas, at, replicas[:, ahead].argmin(axis=1))
@@ -211,6 +208,12 @@ def choose(g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = Fals
         measured=C / C[0],
         fitted=mixture.noise @ noise + mixture.push @ push,
     )
+
+
+def nearest_good(betas: FloatArray, gain: FloatArray) -> int:
+    """Of the memories with nine tenths of the best gain, the nearest to the present, last one."""
+    apart = np.abs(np.log((1 - betas) / (1 - betas[-1])))
+    return int(np.where(gain >= _ENOUGH * gain.max(), apart, np.inf).argmin())
 
 
 def jackknife_error(replicas: FloatArray) -> float:

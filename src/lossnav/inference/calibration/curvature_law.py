@@ -14,12 +14,11 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.calibration.closed_loop import memory_interval
+from lossnav.inference.calibration.closed_loop import memory_interval, nearest_good
 from lossnav.inference.fit import of_samples
 from lossnav.rules.family import speed_limit
 
 BINS = 12
-LEFT = 0.1  # of the gain that may be left for a smaller change
 _STEPS = 121
 
 
@@ -112,9 +111,7 @@ def memory(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> Va
     score = explained.mean(axis=0)
     left_out = (explained.sum(axis=0) - explained) / (len(h) - 1)
     own, at = len(betas) - 1, int(score.argmax())
-    logs = np.log(1 - betas)
-    near = score >= score[at] - LEFT * (score[at] - score[own])
-    choice = int(np.where(near, np.abs(logs - logs[own]), np.inf).argmin())
+    choice = nearest_good(betas, score - score[own])
     sure = bool((left_out[:, choice] > left_out[:, own]).all() and score[choice] > 0)
     low, high = memory_interval(betas, at, left_out.argmax(axis=1))
     return VarianceMemory(

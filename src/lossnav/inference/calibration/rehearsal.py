@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import random
@@ -62,14 +63,49 @@ def rehearse(
         raise ValueError(
             f"batches is {batches}, but memories show only in more: at least {LEAST}, better 300."
         )
+    with _untouched(model, seed):
+        twin, own = _twin(model, optimizer)
+        rule = rule_of(own)
+        count = sum(len(group["params"]) for group in own.param_groups)
+        each = min(4096, max(4, _MOST_COORDINATES // max(count, 1)))
+        samples = samples_of(own, each, np.random.default_rng(seed))
+        facts, feed = about(own, samples), _endless(data)
+        grads: list[FloatArray] = []
+        for step in range(batches):
+            own.zero_grad()
+            _value(loss(twin, next(feed)), step).backward()
+            parts = [one.gradients().double().cpu().numpy() for one in samples]
+            grads.append(np.concatenate(parts))
+            own.step()
+        grad = np.array(grads)
+        if np.isnan(grad).all():
+            raise ValueError(
+                "No parameter of the copy had a gradient: loss(model, batch) must use the model it "
+                "is given."
+            )
+        sizes = np.array([math.prod(shape) for shape in facts["shapes"]])
+        sampled = np.bincount(facts["tensor"], minlength=len(sizes))
+        weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
+        measured = Rehearsal(np.nan_to_num(grad), facts["tensor"], weight, facts["names"], rule)
+        if probes:
+            try:
+                rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
+                measured.curvature = np.array(rows)
+            except RuntimeError as error:
+                measured.no_curvature = f"the loss cannot be differentiated twice ({error})"
+    return measured
+
+
+@contextlib.contextmanager
+def _untouched(model: torch.nn.Module, seed: int) -> Iterator[None]:
+    """Seed the random generators; restore them and the model's gradients at the end."""
     before = [(p, p.grad) for p in model.parameters()]
     with generators_kept():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        twin, own = _twin(model, optimizer)
         try:
-            return _run(twin, own, loss, data, batches, probes, seed)
+            yield
         finally:
             for p, grad in before:  # in case the loss did not use the model it was given
                 p.grad = grad
@@ -102,48 +138,6 @@ def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torc
             f"parameters, but a {type(optimizer if made is None else made).__name__} was given."
         )
     return twin, made
-
-
-def _run(
-    twin: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    data: Iterable[Any],
-    batches: int,
-    probes: int,
-    seed: int,
-) -> Rehearsal:
-    rule = rule_of(optimizer)
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
-    each = min(4096, max(4, _MOST_COORDINATES // max(count, 1)))
-    samples = samples_of(optimizer, each, np.random.default_rng(seed))
-    facts = about(optimizer, samples)
-    feed = _endless(data)
-    grads: list[FloatArray] = []
-    for step in range(batches):
-        optimizer.zero_grad()
-        _value(loss(twin, next(feed)), step).backward()
-        parts = [one.gradients().double().cpu().numpy() for one in samples]
-        grads.append(np.concatenate(parts))
-        optimizer.step()
-    grad = np.array(grads)
-    if np.isnan(grad).all():
-        raise ValueError(
-            "No parameter of the copy had a gradient: loss(model, batch) must use the model it is "
-            "given."
-        )
-    grad = np.nan_to_num(grad)
-    sizes = np.array([math.prod(facts["shapes"][i]) for i in range(len(facts["names"]))])
-    sampled = np.bincount(facts["tensor"], minlength=len(sizes))
-    weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
-    rehearsal = Rehearsal(grad, facts["tensor"], weight, facts["names"], rule)
-    if probes:
-        try:
-            rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
-            rehearsal.curvature = np.array(rows)
-        except RuntimeError as error:
-            rehearsal.no_curvature = f"the loss cannot be differentiated twice ({error})"
-    return rehearsal
 
 
 def _value(value: Any, step: int) -> torch.Tensor:

@@ -72,7 +72,7 @@ class DiagonalModel:
         noise: v is the noise about the mean, and :math:`v+m^2` is under the root.
         wandering: Of the minimum, as in `lossnav.learning_rule`; None keeps no evidence of it.
         saturation, shared: The same relative to the tensor's own scale, as in `Navigator`, and the
-            share of either that all coordinates have alike.
+            share of either that is shared by all coordinates.
         averages_steps: m is the mean of :math:`g/D`, not of g.
 
     Examples:
@@ -269,14 +269,14 @@ def from_scale(name: str, x: float) -> float:
 
 
 def distance(steps: FloatArray, others: FloatArray) -> float:
-    """Root-mean-square difference relative to ``steps``; each tensor counts alike."""
+    """Root-mean-square difference relative to ``steps``; tensors have equal weight."""
     gap = (steps - others) * _weights(steps)
     per_tensor = np.sqrt((gap**2).mean(axis=(0, *range(2, gap.ndim))))
     return float(np.sqrt((np.minimum(per_tensor, 1e3) ** 2).mean()))
 
 
 def best_factor(unit: FloatArray, steps: FloatArray) -> float:
-    """The factor that brings ``unit`` nearest to ``steps``; each tensor counts alike."""
+    """The factor that brings ``unit`` nearest to ``steps``; tensors have equal weight."""
     weight = _weights(steps) ** 2
     return float((unit * steps * weight).sum() / max((unit**2 * weight).sum(), 1e-300))
 
@@ -297,7 +297,7 @@ class Observations:
     """Gradients ``(T, P, *shape)`` and the steps that followed.
 
     Attributes:
-        noise: Noise of the steps of each tensor ``(P,)``, for weights; all alike by default.
+        noise: Noise of the steps of each tensor ``(P,)``, for weights; equal by default.
         random: Whether the steps have noise of their own. If not, residuals are systematic, and
             intervals are widened accordingly.
 

@@ -45,12 +45,13 @@ _AGREES = 1e-7
 _STARTS = [(c, gamma) for gamma in (0.0, 0.3, 3.0) for c in (0.1, 0.5, 2.0)]
 _ONE_MATRIX = (
     "The steps are -B g: curvature H, metric G, eta, k, gamma and dt show in the matrix B alone, "
-    "and those that give the same B cannot be told apart. Given is gradient descent (H = 0) with "
-    "the metric of B."
+    "and those that give the same B cannot be distinguished. Given is gradient descent (H = 0) "
+    "with the metric of B."
 )
 _TWO_MATRICES = (
     "The steps are B g + A theta: curvature H, metric G, drift, eta, k, gamma and dt show in A "
-    "and B alone, and those that give the same A and B cannot be told apart. Given is one of them."
+    "and B alone, and those that give the same A and B cannot be distinguished. Given is one such "
+    "set."
 )
 _STEPS = 40
 _SMALL = 1e-7
@@ -316,7 +317,7 @@ def uncertain_learner(probed: ProbedOptimizer) -> Learner | None:
             gaps = (_uncertain_steps(x, entropy, g) - moves) / scale
         return np.clip(np.nan_to_num(gaps, nan=1e3), -1e3, 1e3).ravel()
 
-    # The gains show k v and k H v; k itself is seen in what larger gradients do to the variance.
+    # The gains show k v and k H v; larger gradients change the variance in proportion to k.
     starts = [np.concatenate([x[:2], [k], x[3 : 3 + n] - k, x[3 + n :]]) for k in range(-7, 8)]
     start = min(starts, key=lambda one: float((left(one) ** 2).sum()))
     fitted = optimize.least_squares(left, start, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=60)

@@ -105,7 +105,7 @@ def _scale(ratios: list[float], *shapes: tuple[int, int]) -> tuple[str | None, f
 
 @dataclass(frozen=True)
 class RotatedNavigator(KroneckerRule):
-    """The zoo's rule with look-ahead and saturation, as `KroneckerNavigator` may have them."""
+    """`KroneckerRule` with the look-ahead and saturation of `KroneckerNavigator`."""
 
     nesterov: bool = False
     saturation: float = 0.0

@@ -46,11 +46,11 @@ class ChangedModel(DiagonalModel):
         beta3: Decay factor of a further average.
         weight: Weight of a further part.
         limit: Size above which something is cut off.
-        late: Steps by which gradients arrive late, or the number of a variant.
+        delay: Delay of gradients in steps, or the number of a variant.
 
     Examples:
         >>> g = np.ones((3, 1, 1))
-        >>> ChangedModel(0.1, mechanism="delay", late=1).steps(g).ravel()
+        >>> ChangedModel(0.1, mechanism="delay", delay=1).steps(g).ravel()
         array([-0. , -0.1, -0.1])
     """
 
@@ -58,7 +58,7 @@ class ChangedModel(DiagonalModel):
     beta3: float = 0.0
     weight: float = 0.0
     limit: float = 0.0
-    late: int = 0
+    delay: int = 0
 
     def steps(self, grads: FloatArray, history: History | None = None) -> FloatArray:
         """The steps ``(T, P, *shape)`` that follow gradients of that shape."""
@@ -121,7 +121,7 @@ def _lengths(x: FloatArray) -> FloatArray:
 
 
 def _delayed(m: ChangedModel, g: FloatArray) -> FloatArray:
-    return m.without(_shifted(g, m.late))
+    return m.without(_shifted(g, m.delay))
 
 
 def _filtered(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -137,7 +137,7 @@ def _differenced(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 def _mean_difference(m: ChangedModel, g: FloatArray) -> FloatArray:
     change = _change(g)
-    share = m.beta3 if m.late else 1 - m.beta3
+    share = m.beta3 if m.delay else 1 - m.beta3
     mean = corrected(g, m.beta1) + share * corrected(change, m.beta3)
     return m.step(mean, m.divisor(corrected((g + share * change) ** 2, m.variance_decay)))
 
@@ -151,7 +151,7 @@ def _two_means(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 def _partial_power(m: ChangedModel, g: FloatArray) -> FloatArray:
     mean, _, D = m.parts(g)
-    if m.late:  # the bias is corrected as if the power were one half
+    if m.delay:  # the bias is corrected as if the power were one half
         D = D * one_minus_power(m.variance_decay, count_of(g)) ** (0.5 - 0.25 / m.weight)
     return m.step(mean, D ** (2 * m.weight))
 
@@ -396,7 +396,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _mean_difference,
         (
             {"beta3": 0.92, "beta1": 0.98, "beta2": 0.99},
-            {"beta3": 0.92, "late": 1, "beta1": 0.98, "beta2": 0.99},
+            {"beta3": 0.92, "delay": 1, "beta1": 0.98, "beta2": 0.99},
         ),
         "Adan",
     ),
@@ -409,7 +409,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "partial power": Mechanism(
         "divides by the variance to the power {weight:.3g}, not by its root",
         _partial_power,
-        ({"weight": 0.25}, {"weight": 0.1}, {"weight": 0.25, "late": 1}),
+        ({"weight": 0.25}, {"weight": 0.1}, {"weight": 0.25, "delay": 1}),
         "PAdam",
     ),
     "friction": Mechanism(
@@ -537,9 +537,9 @@ MECHANISMS: dict[str, Mechanism] = {
         example="Grams",
     ),
     "delay": Mechanism(
-        "uses gradients that are {late} steps late",
+        "uses gradients with a delay of {delay} steps",
         _delayed,
-        tuple({"late": d} for d in (1, 2, 3, 4, 5, 8, 10)),
+        tuple({"delay": d} for d in (1, 2, 3, 4, 5, 8, 10)),
         "delayed gradients",
     ),
 }
@@ -621,6 +621,6 @@ def _free(model: DiagonalModel) -> list[str]:
 def sentence(model: ChangedModel) -> str:
     """The clause for a fitted model, with its numbers and a known example."""
     mechanism = MECHANISMS[model.mechanism]
-    numbers = {name: getattr(model, name) for name in ("beta3", "weight", "limit", "late")}
+    numbers = {name: getattr(model, name) for name in ("beta3", "weight", "limit", "delay")}
     like = f", as {mechanism.example} does" if mechanism.example else ""
     return f"It {mechanism.words.format(**numbers)}{like}."

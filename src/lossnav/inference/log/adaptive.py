@@ -75,6 +75,7 @@ class AdaptiveFit:
     estimates: dict[str, Estimate]
     misfit: float  # root-mean-square residual, in units of rounding
     residual: float  # the same relative to the updates
+    fresh: bool  # whether the record began with the optimizer
 
     def distance(self, others: Sequence[Segment]) -> float:
         """Relative distance from the updates of other coordinates."""
@@ -231,7 +232,7 @@ class _FreshProblem:
                 estimates[name] = _beta(p[i], 1.96 * errors[i])
         rounding, moved = _flat(self.used, "error"), _flat(self.used, "update")
         residual = float(np.linalg.norm(best.fun * rounding) / np.linalg.norm(moved))
-        return AdaptiveFit(self.variant, estimates, misfit, residual)
+        return AdaptiveFit(self.variant, estimates, misfit, residual, fresh=True)
 
     def _upper_eps(self, x: FloatArray) -> float:
         """The eps above which the fit becomes significantly worse."""
@@ -377,7 +378,8 @@ class _LateProblem:
         ahead = self.variant.look_ahead and estimates["beta1"].value > 1e-3
         moved = np.linalg.norm(self.segment.update)
         residual = float(np.linalg.norm(left * self.segment.error) / moved)
-        return AdaptiveFit(replace(self.variant, look_ahead=ahead), estimates, misfit, residual)
+        variant = replace(self.variant, look_ahead=ahead)
+        return AdaptiveFit(variant, estimates, misfit, residual, fresh=False)
 
 
 def _eliminated(

@@ -32,7 +32,7 @@ class ProbedOptimizer:
         shape: Shape of each tensor.
         name: Name for reports; by default the optimizer's own.
         seed: Seed of the gradients.
-        watch: Is told each step that begins, and may end the work there.
+        watch: Notified of each step that begins; it may end the work there.
 
     Attributes:
         size: Size of the gradients of probes.
@@ -190,7 +190,7 @@ class ProbedOptimizer:
 
 
 def label_of(optimizer: Any) -> str:
-    """What to call an optimizer that nobody has named."""
+    """Name of an unnamed optimizer: that of its class or function."""
     label = getattr(optimizer, "__name__", type(optimizer).__name__)
     return "the optimizer" if label in ("<lambda>", "partial") else str(label)
 

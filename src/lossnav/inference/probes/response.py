@@ -193,7 +193,7 @@ def _corner(
 
 @dataclass(frozen=True)
 class ImpulseResponse:
-    """The response to one gradient.
+    """Impulse response of the step.
 
     Attributes:
         slope: Of log memory against log noise over coordinates: about 1/2 for a Kalman gain, 0 for
@@ -322,7 +322,7 @@ def _fit_relaxation(
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
-    """Minimizer of a function of one number: a grid, then Brent's method about its best point."""
+    """Minimizer of a function of one number: a grid, then Brent's method around its best point."""
     grid = np.linspace(low, high, 23)
     best = int(np.argmin([function(x) for x in grid]))
     ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -331,7 +331,7 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
 
 @dataclass(frozen=True)
 class SignBalance:
-    """Where the step flips."""
+    """The memory of a sign-based rule, from the gradient that flips its step."""
 
     beta1: Estimate  # decay of the memory, with its interval; 0 without memory
     weight: Estimate  # w_0, the weight of the last gradient
