@@ -4,11 +4,11 @@ A copy of the model is trained, and three things are measured:
 
 - the belief's constants :math:`\alpha, \xi, \sigma`, coordinate by coordinate, by the likelihood of
   the Kalman filter (`likelihood`): how long a gradient helps to *predict* the next;
-- the loop of gradients and our own moves, by their correlations (`closed_loop`): which memory
-  *trains* best. The two differ: most of the predictable part of a gradient is the effect of our own
-  last moves, an oscillation that a long average amplifies;
-- the curvature against the variance of gradients (`curvature_law`): :math:`\kappa`, the memory of
-  squared gradients that follows the curvature best, and the discount :math:`\gamma`.
+- the loop of gradients and our own moves, by their correlations (`choices`): which memory *trains*
+  best. The two differ: most of the predictable part of a gradient is the effect of our own last
+  moves, an oscillation that a long average amplifies;
+- the curvature against the variance of gradients (`choices`): :math:`\kappa`, the memory of squared
+  gradients that follows the curvature best, and the discount :math:`\gamma`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Curve, Estimate
-from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
+from lossnav.inference.calibration import choices, likelihood
 from lossnav.rules.family import speed_limit
 from lossnav.rules.gains import positive_or_one
 
@@ -170,7 +170,7 @@ def calibrate(
     # The step of a momentum buffer is longer.
     step = rule["lr"] / (1 - rule["beta1"] if rule["beta2"] is None else 1.0)
     share = rehearsal.weight[alive] / _divisor(rule, v, rehearsal.tensor)[alive]
-    choice = closed_loop.choose(rehearsal.grad[:, alive], share, rule["beta1"], rule["nesterov"])
+    choice = choices.choose_beta1(rehearsal.grad[:, alive], share, rule["beta1"], rule["nesterov"])
     if not choice.sure:
         notes.append(
             "No memory is better than the one used, whichever tenth of the steps is left out: "
@@ -184,9 +184,9 @@ def calibrate(
     power = step / 2 * float(share @ v[alive])
     law, memory = None, None
     if len(rehearsal.curvature):
-        law = curvature_law.fit(rehearsal.curvature, rehearsal.last_power, rehearsal.weight)
+        law = choices.fit_law(rehearsal.curvature, rehearsal.last_power, rehearsal.weight)
         if rule["beta2"] is not None:
-            memory = curvature_law.memory(
+            memory = choices.choose_beta2(
                 rehearsal.grad, rehearsal.curvature, rehearsal.weight, rule["beta2"]
             )
             notes += filter(None, [_with_discount(rehearsal, v, law.gamma)])
@@ -198,7 +198,7 @@ def calibrate(
     return Calibration(
         settings=_settings(rule, choice, memory),
         used={k: x for k, x in rule.items() if x is not None},
-        beta1=Estimate(choice.best, choice.low, choice.high),
+        beta1=choice.best,
         look_ahead=choice.nesterov,
         beta2=None if memory is None else memory.best,
         gamma=None if law is None else law.gamma,
@@ -246,8 +246,8 @@ def _with_discount(rehearsal: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
 
 def _settings(
     rule: dict[str, Any],
-    choice: closed_loop.MemoryChoice,
-    memory: curvature_law.VarianceMemory | None,
+    choice: choices.MemoryChoice,
+    memory: choices.VarianceMemory | None,
 ) -> dict[str, Any]:
     beta1, ahead = round(choice.beta1, 3), choice.nesterov and choice.beta1 > 0
     if rule["beta2"] is None:
@@ -272,15 +272,13 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
         sigma = math.sqrt(float(fit.noise.mean()))
         kappa = None
         if len(rehearsal.curvature):
-            kappa = curvature_law.kappa(rehearsal.curvature[:, of], power[of], rehearsal.weight[of])
+            kappa = choices.kappa(rehearsal.curvature[:, of], power[of], rehearsal.weight[of])
         xi = fit.ratio.map(lambda x, sigma=sigma: sigma * math.sqrt(x))  # type: ignore[misc]
         found.append(TensorBelief(rehearsal.names[i], fit.alpha, xi, sigma, fit.beta1, kappa))
     return pooled, tuple(found)
 
 
-def _curves(
-    choice: closed_loop.MemoryChoice, law: curvature_law.CurvatureLaw | None
-) -> tuple[Curve, ...]:
+def _curves(choice: choices.MemoryChoice, law: choices.CurvatureLaw | None) -> tuple[Curve, ...]:
     data = np.arange(float(len(choice.measured))), choice.measured, choice.fitted
     correlation = Curve.of("correlation of gradients", "lag in steps", "correlation", *data)
     if law is None:
