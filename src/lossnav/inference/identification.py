@@ -250,15 +250,14 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         top = None if named else examination.ceiling(observed.steps[EARLY:])
         if top is not None:
             measured.add(*examination.clip_by_value(top))
-        measured.unexplained = distance(exam.steps[EARLY:], expected[EARLY:])
-        left = examination.residual_sentence(exam.steps, expected, probed.slack)
+        measured.unexplained = exam.missed(expected)
+        left = examination.residual_sentence(exam, expected, probed.slack)
         if left is not None:
             measured.add(*left)
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
-        missed = fit.residual  # the examination of a factored rule is not diagonal
-        if named or not factored:
-            missed = distance(exam.steps[EARLY:], expected[EARLY:])
+        # The examination of a factored rule is not diagonal.
+        missed = fit.residual if factored and not named else exam.missed(expected)
         for name, sentence in examination.schedule_sentences(probed, fit.model, missed):
             measured.add(name, sentence)
     members = examination.diagonal_members(fit.model, observed, measured.pull)
@@ -269,7 +268,7 @@ def _with_mechanism(
     measured: Measurements, fit: Fit, observed: Observations, exam: Examination
 ) -> Fit:
     """The fit with a mechanism that the family lacks, if the steps need one and have it."""
-    missed = distance(exam.steps[EARLY:], _expected(measured, fit.model, exam)[EARLY:])
+    missed = exam.missed(_expected(measured, fit.model, exam))
     if missed < examination.TOLERANCE:
         return fit
     measured.probed.watch.doing = "compared with mechanisms that the family lacks"
@@ -291,8 +290,7 @@ def _with_mechanism(
     if changed is None:
         return fit
     assert isinstance(changed.model, mechanisms.ChangedModel)
-    left = distance(exam.steps[EARLY:], _expected(measured, changed.model, exam)[EARLY:])
-    if left > mechanisms.WORTH * missed:
+    if exam.missed(_expected(measured, changed.model, exam)) > mechanisms.WORTH * missed:
         return fit
     measured.add(changed.model.mechanism.split(",")[0], mechanisms.sentence(changed.model))
     return changed

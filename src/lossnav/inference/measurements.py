@@ -171,15 +171,8 @@ class Measurements:
                 "It keeps a copy of the weights in its memory: put back where they were, they take "
                 f"other steps ({100 * min(moved, 1):.2g} %)"
             )
-            kind, k = invariance.kept_weights(probed)
-            if kind == "lookahead":
-                self.add(
-                    "lookahead", f"{copy}. Every {k} steps they return towards it (Lookahead)."
-                )
-            elif kind == "average":
-                self.add("parameter averaging", f"{copy}. It averages the weights (Schedule-Free).")
-            else:
-                self.add("copy of the weights", f"{copy}.")
+            name, more = invariance.kept_weights(probed)
+            self.add(name, f"{copy}.{more}")
         if self.pull.drift.form == "other":
             self.outside.append(
                 "Without gradients weights move, but not in proportion to themselves."

@@ -42,7 +42,11 @@ class Examination:
         g, theta = self.grads, self.theta
         # Members tried on several tensors are diagonal: they take all tensors as one.
         moves = run(rule, g[:, None], theta[None])[:, 0] if len(theta) > 1 else run(rule, g, theta)
-        return distance(self.steps[EARLY:], moves[EARLY:])
+        return self.missed(moves)
+
+    def missed(self, expected: FloatArray) -> float:
+        """Distance of expected steps from these, without the first few."""
+        return distance(self.steps[EARLY:], expected[EARLY:])
 
 
 def diagonal_members(
@@ -223,13 +227,13 @@ def schedule_sentences(
 
 
 def residual_sentence(
-    steps: FloatArray, expected: FloatArray, slack: float
+    exam: Examination, expected: FloatArray, slack: float
 ) -> tuple[str, str] | None:
     """What a model misses on rough gradients: clipping, or a residual without a name."""
-    steps, expected = steps[EARLY:], expected[EARLY:]
-    missed = distance(steps, expected)
+    missed = exam.missed(expected)
     if missed < max(TOLERANCE, 3 * slack):
         return None
+    steps, expected = exam.steps[EARLY:], expected[EARLY:]
     limit = _limit(steps, expected)
     if limit is not None:
         return clip_by_value(limit)

@@ -238,15 +238,12 @@ def clips_by_norm(probed: ProbedOptimizer, corner: float) -> bool:
     return gap(moves[:, 0], moves[:, 1]) > 0.1
 
 
-def kept_weights(probed: ProbedOptimizer) -> tuple[str, int]:
-    """What a copy of the weights is for: ``"lookahead"``, ``"average"`` or ``"other"``.
+def kept_weights(probed: ProbedOptimizer) -> tuple[str, str]:
+    """The mechanism that a copy of the weights is for, and a sentence about it.
 
     Gradients of one direction for a while, then none. A slow copy that weights return to every k
     steps shows as steps back at multiples of k. Weights that are averaged with those ahead of them
     go on moving forward, by a power of time; a memory of gradients ends exponentially.
-
-    Returns:
-        The kind, and k.
     """
     way = signs(probed.rng, 1, *probed.shape)
     g = np.zeros((4 * _LONG, 1, *probed.shape))
@@ -256,8 +253,8 @@ def kept_weights(probed: ProbedOptimizer) -> tuple[str, int]:
     back = np.flatnonzero(forward[:_LONG] < 0) + 1
     spacing = set(np.diff(back).tolist())
     if len(back) >= 4 and len(spacing) == 1 and back[0] % (k := spacing.pop()) == 0:
-        return "lookahead", k
+        return "lookahead", f" Every {k} steps they return towards it (Lookahead)."
     early, late = forward[_LONG + 20 : _LONG + 60].mean(), forward[-80:-40].mean()
     if early > 0 and 0.01 * early < late < early:
-        return "average", 0
-    return "other", 0
+        return "parameter averaging", " It averages the weights (Schedule-Free)."
+    return "copy of the weights", ""
