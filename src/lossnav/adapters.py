@@ -69,9 +69,7 @@ class Adapter:
             alone: Treat each tensor by itself. For optax this compiles one update for any number of
                 tensors, which is much faster, but wrong where tensors share norms or random keys.
         """
-        if alone and self.kind == "optax":
-            return self._start(theta, rate=rate, closure=closure, alone=True)
-        return self._start(theta, rate=rate, closure=closure)
+        return self._start(theta, rate=rate, closure=closure, alone=alone)
 
 
 def adapt(optimizer: Any, shape: tuple[int, ...], subject: str = "The optimizer") -> Adapter:
@@ -164,7 +162,7 @@ def _checked(step: Any, shape: tuple[int, ...]) -> FloatArray:
     return move
 
 
-def _start_rule(rule: Rule, theta: FloatArray, *, rate: float, closure: bool) -> Step:
+def _start_rule(rule: Rule, theta: FloatArray, *, rate: float, **_: Any) -> Step:
     if rate != 1:
         rule = replace(rule, dt=rule.dt * rate)
     states = [rule.init(x.copy()) for x in theta]
@@ -179,9 +177,7 @@ def _start_rule(rule: Rule, theta: FloatArray, *, rate: float, closure: bool) ->
     return step
 
 
-def _start_function(
-    function: Callable[..., Any], theta: FloatArray, *, rate: float, closure: bool
-) -> Step:
+def _start_function(function: Callable[..., Any], theta: FloatArray, **_: Any) -> Step:
     def step(look: Look, theta: FloatArray) -> FloatArray:
         pairs = zip(look(theta)[1], theta, strict=True)
         return np.stack([_checked(function(g.copy(), x.copy()), x.shape) for g, x in pairs])
@@ -200,43 +196,32 @@ def _optax_start(transformation: Any) -> Callable[..., Step]:
     mapped = jax.jit(jax.vmap(transformation.update))
     initial = jax.jit(jax.vmap(transformation.init))
 
-    def start_alone(theta: FloatArray) -> Step:
-        count = next((n for n in _BATCHES if n >= len(theta)), len(theta))
+    def start(theta: FloatArray, *, alone: bool, **_: Any) -> Step:
+        count, update = len(theta), compiled
+        if alone:
+            count, update = next((n for n in _BATCHES if n >= count), count), mapped
 
         def padded(x: FloatArray) -> Any:
             more = np.zeros((count - len(x), *x.shape[1:]))
             return jax.numpy.asarray(np.concatenate([x, more]))
 
         with jax.enable_x64(True):
-            state = initial(padded(theta))
-
-        def step(look: Look, theta: FloatArray) -> FloatArray:
-            nonlocal state
-            grads = look(theta)[1]
-            with jax.enable_x64(True):
-                moves, state = mapped(padded(grads), state, padded(theta))
-                return _checked(np.asarray(moves)[: len(theta)], theta.shape)
-
-        return step
-
-    def start(theta: FloatArray, *, rate: float, closure: bool, alone: bool = False) -> Step:
-        if alone:
-            return start_alone(theta)
-        update = compiled
-        with jax.enable_x64(True):
-            state = transformation.init([jax.numpy.asarray(x) for x in theta])
+            first = padded(theta)
+            state = initial(first) if alone else transformation.init(list(first))
 
         def step(look: Look, theta: FloatArray) -> FloatArray:
             nonlocal state, update
             grads = look(theta)[1]
             with jax.enable_x64(True):
-                arguments = jax.numpy.asarray(grads), state, jax.numpy.asarray(theta)
+                arguments = padded(grads), state, padded(theta)
                 try:
                     moves, state = update(*arguments)
                 except jax.errors.JAXTypeError:  # it branches on values, so it cannot be traced
+                    if alone:
+                        raise
                     update = plain
                     moves, state = update(*arguments)
-                return _checked(moves, theta.shape)
+                return _checked(np.asarray(moves)[: len(theta)], theta.shape)
 
         return step
 
@@ -264,7 +249,7 @@ def _torch_optimizer(make: Callable[..., Any], theta: FloatArray) -> tuple[Any, 
 
 
 def _start_torch(
-    make: Callable[..., Any], theta: FloatArray, *, rate: float, closure: bool
+    make: Callable[..., Any], theta: FloatArray, *, rate: float, closure: bool, **_: Any
 ) -> Step:
     import torch
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import multivariate_normal, norm
 
 from lossnav.inference import Estimate, calibrate, calibration
-from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
+from lossnav.inference.calibration import choices, likelihood
 from lossnav.inference.calibration.rehearsal import _probe, rehearse, rule_of
 from lossnav.inference.log.recorder import samples_of
 from lossnav.optim.torch import Navigator
@@ -125,7 +125,7 @@ def test_correlations_of_the_loop_are_those_of_a_simulation(quadratic, nesterov)
     grads = grads[500:]
     measured = [np.sum(grads[: len(grads) - k] * grads[k:]) / (len(grads) - k) for k in range(12)]
     values, vectors = np.linalg.eigh(H)
-    of_noise, of_push = closed_loop.correlations(lr * values, beta, nesterov, 12)
+    of_noise, of_push = choices.correlations(lr * values, beta, nesterov, 12)
     R = np.diag(vectors.T @ noise @ vectors)
     Q = (push * values) ** 2  # a push of the minimum, in units of the gradient
     expected = 40 * (R @ of_noise + Q @ of_push)
@@ -136,9 +136,9 @@ def test_correlations_of_the_loop_are_those_of_a_simulation(quadratic, nesterov)
 def test_the_limit_of_the_loop(nesterov):
     """Against the eigenvalues on both sides of it."""
     for beta in (0.0, 0.3, 0.9, 0.99):
-        edge = closed_loop.limit(beta, nesterov)
+        edge = choices.limit(beta, nesterov)
         for z, stable in ((0.999 * edge, True), (1.001 * edge, False)):
-            A, _ = closed_loop.loop(np.array([z]), beta, nesterov)
+            A, _ = choices.loop(np.array([z]), beta, nesterov)
             assert (np.abs(np.linalg.eigvals(A[0])).max() < 1) == stable
 
 
@@ -149,9 +149,9 @@ def test_other_memories_lose_what_a_simulation_of_them_loses(quadratic):
     grads, _ = loop(H, noise, push, lr, used, False, 2500)
     flat = grads[500:].reshape(2000, -1)
     C = np.array(
-        [np.mean(np.sum(flat[: 2000 - k] * flat[k:], axis=1)) for k in range(closed_loop.LAGS)]
+        [np.mean(np.sum(flat[: 2000 - k] * flat[k:], axis=1)) for k in range(choices.LAGS)]
     )
-    mixture = closed_loop.Mixture.fit(C, used, False)
+    mixture = choices.Mixture.fit(C, used, False)
     assert mixture.residual < 0.05
     settings = [(0.6, False), (0.8, False), (0.9, False), (0.97, False), (0.8, True), (0.9, True)]
     told = np.array([mixture.lost(*s) for s in settings]) * C[0] / 40 * lr / 2
@@ -165,7 +165,7 @@ def test_the_choice_is_the_memory_that_loses_least(quadratic):
     lr, used = 0.25, 0.95
     grads, _ = loop(H, noise, push, lr, used, False, 900)
     flat = grads[300:].reshape(600, -1)
-    found = closed_loop.choose(flat, np.ones(flat.shape[1]), used)
+    found = choices.choose_beta1(flat, np.ones(flat.shape[1]), used)
     tried = {
         (b, s): loop(H, noise, push, lr, b, s, 1500, seed=5)[1][300:].mean()
         for b in (0.6, 0.7, 0.8, 0.9, 0.95)
@@ -180,13 +180,13 @@ def test_the_choice_is_the_memory_that_loses_least(quadratic):
 
 def test_what_is_best_already_is_kept(quadratic):
     H, noise, push = quadratic
-    first = closed_loop.choose(
+    first = choices.choose_beta1(
         loop(H, noise, push, 0.3, 0.95, False, 900)[0][300:].reshape(600, -1), np.ones(480), 0.95
     )
-    g = loop(H, noise, push, 0.3, first.best, first.nesterov, 900)[0][300:].reshape(600, -1)
-    again = closed_loop.choose(g, np.ones(480), first.best, first.nesterov)
+    g = loop(H, noise, push, 0.3, first.best.value, first.nesterov, 900)[0][300:].reshape(600, -1)
+    again = choices.choose_beta1(g, np.ones(480), first.best.value, first.nesterov)
     assert again.nesterov == first.nesterov
-    assert abs(np.log((1 - again.beta1) / (1 - first.best))) < 0.7
+    assert abs(np.log((1 - again.beta1) / (1 - first.best.value))) < 0.7
 
 
 # Curvature against variance.
@@ -199,7 +199,7 @@ def test_the_law_of_curvature_is_found(power, gamma):
     truth = v**power if power else (gamma + np.sqrt(gamma**2 + v)) ** 2
     h = 7.0 * truth + 20 * np.sqrt(truth) * rng.normal(size=(24, 1500))
     weight = rng.uniform(1, 5, size=1500)
-    found = curvature_law.fit(h, v, weight)
+    found = choices.fit_law(h, v, weight)
     assert found.kappa.holds(7.0 * (weight @ truth) / (weight @ v))
     if power:
         assert found.exponent.holds(power)
@@ -219,7 +219,7 @@ def test_the_memory_that_follows_curvature_is_found(best):
     share = best ** np.arange(T)[::-1]
     v = share @ g**2 / share.sum()
     h = 3.0 * v + 3.0 * np.sqrt(v) * rng.normal(size=(24, n))
-    found = curvature_law.memory(g, h, np.ones(n), 0.999)
+    found = choices.choose_beta2(g, h, np.ones(n), 0.999)
     assert found.sure
     assert found.best.low <= best <= found.best.high
     assert abs(np.log((1 - found.best.value) / (1 - best))) < 0.5
@@ -474,7 +474,7 @@ def test_a_discount_is_proposed_with_its_learning_rate():
 def test_correlations_are_shown_for_a_unit_of_power():
     """Measured beside fitted, in the same unit: ten times the gradients change neither."""
     g = np.random.default_rng(0).standard_normal((400, 6))
-    found, large = (closed_loop.choose(x * g, np.ones(6), 0.9) for x in (1.0, 10.0))
+    found, large = (choices.choose_beta1(x * g, np.ones(6), 0.9) for x in (1.0, 10.0))
     assert found.measured[0] == pytest.approx(1.0)
     assert large.measured == pytest.approx(found.measured)
     gap = np.linalg.norm(found.fitted - found.measured) / np.linalg.norm(found.measured)

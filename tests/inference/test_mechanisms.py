@@ -64,7 +64,7 @@ BETAS = {"betas": (0.9, 0.99)}
         (made(torch.optim.Rprop, lr=0.1, etas=(0.6, 1.3)), "sign agreement", {"beta3": 0.6, "weight": 1.3, "limit": 50.0}),
         (made(outside.AggMo, lr=0.3, betas=(0.0, 0.9, 0.99)), "several means",
          {"lr": 1.1, "beta1": 0.9, "fresh": 1 / 11, "beta3": 0.99, "weight": 100 / 11}),
-        (made(outside.PAdam, lr=0.1, partial=0.2, eps=1e-12, **BETAS), "partial power", ADAM | {"eps": 0.0, "weight": 0.2, "late": 1}),
+        (made(outside.PAdam, lr=0.1, partial=0.2, eps=1e-12, **BETAS), "partial power", ADAM | {"eps": 0.0, "weight": 0.2, "delay": 1}),
         (made(outside.DiffGrad, lr=0.1, **BETAS), "friction", ADAM),
         (made(outside.AdaBound, lr=1e-3, **BETAS), "bounded step size", ADAM | {"lr": 1e-3, "limit": 0.1, "weight": 1e-3}),
         (made(outside.CAME, lr=0.1, betas=(0.9, 0.99, 0.999)), "factored second moment, with confidence",
@@ -161,7 +161,7 @@ class Cautious(Rule):
 @pytest.mark.parametrize(
     ("rule", "mechanism", "words"),
     [
-        (Late(1e-3), "delay", "3 steps late"),
+        (Late(1e-3), "delay", "a delay of 3 steps"),
         (Cautious(1e-3), "cautious mask", "lengthens the other steps"),
         (Cautious(1e-3, rescaled=False), "mask", "against its gradient"),
     ],

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lossnav.inference.fit import DiagonalModel as Model
 from lossnav.inference.fit import Observations, of_samples
-from lossnav.inference.fit.simulation import DiagonalModel as Model
-from lossnav.inference.probes import ProbedOptimizer, invariance, memory, response
+from lossnav.inference.probes import ProbedOptimizer, invariance, response
 from lossnav.optim.torch import Ballistic, Navigator
 from lossnav.rules.diagonal import BeliefRule
 
@@ -101,7 +101,7 @@ def test_a_corner_that_no_gradient_reaches_is_none():
 
 def test_an_echo_is_the_filter():
     box = ProbedOptimizer(lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.75), (3, 2))
-    heard = memory.impulse_response(box)
+    heard = response.impulse_response(box)
     assert heard.lags[:5] == pytest.approx(0.25 * 0.75 ** np.arange(5), rel=1e-9)
     assert (heard.beta1, heard.total) == pytest.approx((0.75, 0.8))
 
@@ -110,7 +110,7 @@ def test_a_balance_needs_no_knowledge_of_the_scale():
     """Whatever divides the mean, the gradient that stops the step shows its memory."""
     box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
     box.size = 2.0
-    found = memory.sign_balance(box, apart=True)
+    found = response.sign_balance(box, apart=True)
     assert found.beta1.value == pytest.approx(0.8, rel=1e-4)
 
 
@@ -157,7 +157,7 @@ def test_a_balance_tells_the_weight_of_the_last_gradient():
     """1 - beta1 for Adam; the value lies inside its bracket, not at an end of it."""
     box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)), (3, 2))
     box.size = 2.0
-    found = memory.sign_balance(box, apart=True)
+    found = response.sign_balance(box, apart=True)
     assert found.weight.value == pytest.approx(0.2, rel=1e-4)
     assert found.weight.low < found.weight.value < found.weight.high
     assert found.beta1.low < found.beta1.value < found.beta1.high
@@ -172,7 +172,7 @@ def test_samples_that_agree_leave_the_doubt_of_the_floor(value):
 def test_the_response_follows_a_jump_of_the_noise():
     """Gradients become tenfold: the response falls to a tenth at the pace of the variance's memory."""
     box = ProbedOptimizer(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.0, 0.7)), (3, 2))
-    seen = memory.relaxation(box, Model(1.0))
+    seen = response.relaxation(box, Model(1.0))
     assert seen.beta2 == pytest.approx(0.7, rel=1e-3)
     assert seen.measured[seen.times < 0] == pytest.approx(1.0)
     after = seen.times[seen.times >= 0]

@@ -43,7 +43,7 @@ def test_an_affine_drift(drift):
     rule = ln.learning_rule(objective, 0.5)
     found = infer(rule, shape=(2,))
     same_steps(rule, found.rule(), (2,))
-    assert "cannot be told apart" in found.report()
+    assert "cannot be distinguished" in found.report()
 
 
 @pytest.mark.parametrize("case", ["path", "decay"])

@@ -21,6 +21,7 @@ import numpy as np
 
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
+from lossnav._base.files import plain
 
 if TYPE_CHECKING:
     from lossnav.problem.objective import Objective
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learner:
-    r"""An Objective found from steps, and how `lossnav.learning_rule` makes the rule of it.
+    r"""An Objective inferred from steps, and how `lossnav.learning_rule` makes the rule of it.
 
     Steps show some constants only together; ``ambiguous`` says which. They are given in units
     where ``k`` and ``dt`` are one.
@@ -192,9 +193,8 @@ class Discount:
 
     Attributes:
         kind: ``"ballistic"`` (:math:`S\sim\lambda^{-1/2}`, no discount), ``"overdamped"`` (flat, a
-            very large one), ``"between"``, ``"newton"`` (:math:`\lambda^{-1}`), ``"sign"`` (one
-            length), ``"linear"`` (one matrix; no discount shows), ``"planned"`` (that of
-            ``learner``), ``"other"`` or ``"unknown"``.
+            very large one), ``"between"``, ``"sign"`` (one length), ``"linear"`` (one matrix; no
+            discount shows), ``"planned"`` (that of ``learner``), ``"other"`` or ``"unknown"``.
         lr: Step of a coordinate whose mean gradient is one standard deviation; if ``overdamped``,
             step per unit of gradient.
         gamma: :math:`\Gamma` in units of a gradient; None if the response is flat.
@@ -495,7 +495,7 @@ class Assumptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, as JSON has them; None where not finite."""
-        result: dict[str, Any] = _plain(asdict(self))
+        result: dict[str, Any] = plain(asdict(self))
         return result
 
     @classmethod
@@ -550,13 +550,3 @@ def _part(kind: Any, values: Mapping[str, Any]) -> Any:
         else:
             made[name] = value
     return kind(**made)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -94,12 +94,13 @@ def _changes(before: Assumptions, after: Assumptions) -> Iterator[str]:
     for name in dict.fromkeys([*old, *new]):
         if _differ(old.get(name), new.get(name)):
             yield f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
-    if before.drift.form != after.drift.form:
-        yield f"decay now {after.drift.form} (was {before.drift.form})"
-    if before.metric.kind != after.metric.kind:
-        yield f"metric now {after.metric.kind} (was {before.metric.kind})"
-    if before.discount.kind != after.discount.kind:
-        yield f"discount now {after.discount.kind} (was {before.discount.kind})"
+    for name, was, now in (
+        ("decay", before.drift.form, after.drift.form),
+        ("metric", before.metric.kind, after.metric.kind),
+        ("discount", before.discount.kind, after.discount.kind),
+    ):
+        if was != now:
+            yield f"{name} now {now} (was {was})"
     for name, words in _FLAGS.items():
         was, now = getattr(before.memory, name), getattr(after.memory, name)
         if was is not None and now is not None and was != now:
@@ -159,7 +160,7 @@ class Conversion:
         return self.distance < CLOSE
 
     def report(self, source: str, target: str) -> str:
-        """In words."""
+        """A sentence with the settings and the distance."""
         words = f"{named(target, self.settings)} is at a distance of {self.distance:.2g} from"
         warning = "" if self.is_close else ": these are different rules, so tune lr again"
         return f"{words} {source}{warning}."
@@ -211,7 +212,7 @@ def convert(
     for trials in (_TRIALS, _TRIALS // 2):
         x0, read = _scales(settings, act)
 
-        def apart(x: FloatArray, read: Any = read) -> float:
+        def left(x: FloatArray, read: Any = read) -> float:
             try:
                 return distance(wanted[0][EARLY:], moves(read(x), 0)[EARLY:])
             except ProbeError:
@@ -219,7 +220,7 @@ def convert(
 
         simplex = x0 + np.vstack([np.zeros(len(x0)), 0.3 * np.eye(len(x0))])
         options = {"maxfev": trials, "xatol": 1e-5, "fatol": 1e-7, "initial_simplex": simplex}
-        settings = read(optimize.minimize(apart, x0, method="Nelder-Mead", options=options).x)
+        settings = read(optimize.minimize(left, x0, method="Nelder-Mead", options=options).x)
         now = lost(ProbedOptimizer(make(settings), shape)) if settings.get("weight_decay") else 0.0
         act *= decay / now if now else 1.0  # a decay that is not decoupled acts by more than lr
     settings = {k: rounded(v, k in ("betas", "momentum", "alpha")) for k, v in settings.items()}

@@ -17,31 +17,31 @@ from lossnav.inference.assumptions import (
     Discount,
     Estimate,
     Memory,
+    Nearest,
     Structure,
     WeightDrift,
 )
 from lossnav.inference.fit import (
     EARLY,
     RESOLUTION,
+    DiagonalModel,
     Fit,
     Observations,
-    affine,
     diagonal,
     distance,
     examination,
+    linear,
     matrix_rules,
     mechanisms,
-    uncertain,
 )
 from lossnav.inference.fit.examination import Examination
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.measurements import Measurements
 from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
     drift,
     label_of,
-    memory,
+    response,
     training_gradients,
 )
 
@@ -126,13 +126,13 @@ def infer(
 def _identified(measured: Measurements, budget: int) -> Assumptions:
     probed = measured.probed
     probed.watch.doing = "probed for steps that are linear in gradient and weights"
-    straight = affine.measure(probed)
+    straight = linear.measure_affine(probed)
     if straight is not None:
-        measured.learner = affine.learner_of(straight)
+        measured.learner = linear.affine_learner(straight)
         if not straight.isotropic:
             return _affine(measured, straight)
     else:
-        measured.learner = uncertain.learner_of(probed)
+        measured.learner = linear.uncertain_learner(probed)
         if measured.learner is not None:
             return _uncertain(measured)
     measured.probe()
@@ -151,18 +151,18 @@ def _identified(measured: Measurements, budget: int) -> Assumptions:
     return _basis(measured) if measured.kind == "kronecker" else _diagonal(measured, budget)
 
 
-def _affine(measured: Measurements, found: affine.Affine) -> Assumptions:
+def _affine(measured: Measurements, found: linear.Affine) -> Assumptions:
     """Steps by one matrix, which has curvature, metric and discount in it."""
     n = len(found.B)
     lr = -float(np.trace(found.B)) / n
-    alone = np.abs(found.B - np.diag(np.diag(found.B))).max() <= affine.SAME * np.abs(found.B).max()
+    alone = np.abs(found.B - np.diag(np.diag(found.B))).max() <= linear.SAME * np.abs(found.B).max()
     pull = drift.measure(measured.probed)
     outside: tuple[str, ...] = ()
     if measured.learner is None:
         outside = (
-            "Its steps are B g + A theta + a with one matrix B and one A, and no Objective was "
-            "found that gives both: its curvature, metric, drift, eta, k, gamma and dt cannot be "
-            "told apart.",
+            "Its steps are B g + A theta + a with one matrix B and one A, and no Objective that "
+            "gives both is known: its curvature, metric, drift, eta, k, gamma and dt cannot be "
+            "distinguished.",
         )
     return Assumptions(
         measured.probed.name,
@@ -193,29 +193,20 @@ def _uncertain(measured: Measurements) -> Assumptions:
     )
 
 
-def _planned(measured: Measurements) -> tuple[Fit, Observations] | None:
-    """The fit of a rule whose steps are bent by curvature, and its learner; None if it is none."""
-    probed = measured.probed
-    if not measured.response.plans or probed.random or measured.kind == "kronecker":
-        return None
-    probed.watch.doing = "run on random gradients for the fit of a bent step"
-    fit, observed = diagonal.identify_bent(probed, measured.response)
-    return (fit, observed) if _learned(measured, fit) else None
-
-
-def _learned(measured: Measurements, fit: Fit) -> bool:
-    """Whether a fit is the learning rule of an Objective, on gradients that it did not use."""
+def _learned(measured: Measurements, fit: Fit, observed: Observations) -> Assumptions | None:
+    """The results, if a fit is the rule of an Objective also on gradients that it did not use."""
     learner = diagonal.learner_of(fit.model) if fit.residual <= _BENT else None
     exam = measured.examine()
     if learner is None:
-        return False
+        return None
     missed = distance(exam.steps, matrix_rules.run(learner.rule(), exam.grads, exam.theta))
     if missed > _BENT:
-        return False
+        return None
     measured.learner, measured.unexplained = learner, missed
     measured.outside.clear()  # what simpler models miss
     measured.mechanisms.clear()
-    return True
+    members = examination.diagonal_members(fit.model, observed, measured.pull)
+    return measured.assumptions(fit, examination.nearest(members, measured.examine()))
 
 
 def _diagonal(measured: Measurements, budget: int) -> Assumptions:
@@ -223,11 +214,11 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
     assert measured.impulse is not None
     assert measured.relaxed is not None
     factored = measured.kind == "factored"
-    bent = _planned(measured)
-    if bent is not None:
-        members = examination.diagonal_members(bent[0].model, bent[1], measured.pull)
-        near = examination.nearest(members, measured.examine())
-        return measured.assumptions(bent[0], near)
+    if measured.response.plans and not probed.random:
+        probed.watch.doing = "run on random gradients for the fit of a bent step"
+        learned = _learned(measured, *diagonal.identify_bent(probed, measured.response))
+        if learned is not None:
+            return learned
     probed.watch.doing = "run on random gradients for the fit of the family"
     start = diagonal.first_model(measured.response, measured.impulse, measured.relaxed, probed.size)
     if factored:
@@ -240,11 +231,10 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
         by_noise = measured.impulse.slope > 0.15 and not probed.random
         fit, observed = diagonal.identify(probed, start, sizes, by_noise=by_noise)
         if not probed.random and (fit.residual > _BENT or fit.model.saturation):
-            bent_fit = diagonal.identify_relative(fit, observed, start)
-            if bent_fit is not None and _learned(measured, bent_fit):
-                members = examination.diagonal_members(bent_fit.model, observed, measured.pull)
-                near = examination.nearest(members, measured.examine())
-                return measured.assumptions(bent_fit, near)
+            bent = diagonal.identify_relative(fit, observed, start)
+            learned = None if bent is None else _learned(measured, bent, observed)
+            if learned is not None:
+                return learned
     exam = measured.examine()
     if not measured.clips and not probed.random:
         fit = _with_mechanism(measured, fit, observed, exam)
@@ -259,18 +249,15 @@ def _diagonal(measured: Measurements, budget: int) -> Assumptions:
     elif not measured.clips:  # clipping is reported already, and fills the examination
         top = None if named else examination.ceiling(observed.steps[EARLY:])
         if top is not None:
-            measured.add(
-                "clip of steps by value",
-                f"It clips: no coordinate moves by more than {top:.4g} in a step.",
-            )
-        measured.unexplained = distance(exam.steps[EARLY:], expected[EARLY:])
-        for name, sentence in examination.residual_sentences(exam.steps, expected, probed.slack):
-            measured.add(name, sentence)
+            measured.add(*examination.clip_by_value(top))
+        measured.unexplained = exam.missed(expected)
+        left = examination.residual_sentence(exam, expected, probed.slack)
+        if left is not None:
+            measured.add(*left)
     if not probed.random:
         probed.watch.doing = "probed for a schedule"
-        missed = fit.residual  # the examination of a factored rule is not diagonal
-        if named or not factored:
-            missed = distance(exam.steps[EARLY:], expected[EARLY:])
+        # The examination of a factored rule is not diagonal.
+        missed = fit.residual if factored and not named else exam.missed(expected)
         for name, sentence in examination.schedule_sentences(probed, fit.model, missed):
             measured.add(name, sentence)
     members = examination.diagonal_members(fit.model, observed, measured.pull)
@@ -281,7 +268,7 @@ def _with_mechanism(
     measured: Measurements, fit: Fit, observed: Observations, exam: Examination
 ) -> Fit:
     """The fit with a mechanism that the family lacks, if the steps need one and have it."""
-    missed = distance(exam.steps[EARLY:], _expected(measured, fit.model, exam)[EARLY:])
+    missed = exam.missed(_expected(measured, fit.model, exam))
     if missed < examination.TOLERANCE:
         return fit
     measured.probed.watch.doing = "compared with mechanisms that the family lacks"
@@ -303,8 +290,7 @@ def _with_mechanism(
     if changed is None:
         return fit
     assert isinstance(changed.model, mechanisms.ChangedModel)
-    left = distance(exam.steps[EARLY:], _expected(measured, changed.model, exam)[EARLY:])
-    if left > mechanisms.WORTH * missed:
+    if exam.missed(_expected(measured, changed.model, exam)) > mechanisms.WORTH * missed:
         return fit
     measured.add(changed.model.mechanism.split(",")[0], mechanisms.sentence(changed.model))
     return changed
@@ -359,7 +345,7 @@ def _expected(measured: Measurements, model: DiagonalModel, exam: Examination) -
 def _sign(measured: Measurements) -> Assumptions:
     probed = measured.probed
     probed.watch.doing = "probed for its memory of the gradient, by the sign of its steps"
-    balance = memory.sign_balance(probed, apart=True)
+    balance = response.sign_balance(probed, apart=True)
     moves = probed.run(probed.size * probed.rng.standard_normal((60, 2, *probed.shape)))
     lr = float(np.abs(moves[np.abs(moves) > 0]).mean())
     model = DiagonalModel(lr, beta1=balance.beta1.value, fresh=balance.fresh)
@@ -369,12 +355,7 @@ def _sign(measured: Measurements) -> Assumptions:
     measured.mechanisms.append("sign")
     exam = measured.examine()
     near = examination.nearest(examination.sign_members(model, measured.pull), exam)
-    if near is None or near.distance > 0.02 + 3 * measured.probed.slack:
-        far = 1.0 if near is None else min(near.distance, 1.0)
-        measured.outside.append(
-            f"Its sign is not that of an average of gradients ({100 * far:.2g} % of its steps "
-            "differ)."
-        )
+    _compare(measured, near, 0.02, "Its sign is not that of an average of gradients")
     estimates = {"lr": Estimate.within(lr, RESOLUTION * abs(lr))}
     return measured.assumptions(Fit(model, estimates, 0.0), near, balance)
 
@@ -395,13 +376,17 @@ def _polar(measured: Measurements) -> Assumptions:
         measured.notes.append(f"lr is without the factor {found.scale!r} by the shape of a matrix.")
     exam = measured.examine(tensors=1, steps=60)
     near = examination.nearest(examination.polar_members(found, measured.pull), exam)
-    if near is None or near.distance > 0.06 + 3 * measured.probed.slack:
-        far = 1.0 if near is None else min(near.distance, 1.0)
-        measured.outside.append(
-            "It levels singular values, but not those of an average of gradients "
-            f"({100 * far:.2g} % of its steps differ)."
-        )
+    clause = "It levels singular values, but not those of an average of gradients"
+    _compare(measured, near, 0.06, clause)
     return measured.assumptions(Fit(model, {"lr": found.lr}, 0.0), near, balance)
+
+
+def _compare(measured: Measurements, near: Nearest | None, bound: float, clause: str) -> None:
+    """Report that no member has these steps, if the nearest is farther than the bound."""
+    apart = 1.0 if near is None else near.distance
+    if near is None or apart > bound + 3 * measured.probed.slack:
+        share = f"{100 * min(apart, 1.0):.2g} % of its steps differ"
+        measured.outside.append(f"{clause} ({share}).")
 
 
 def _basis(measured: Measurements) -> Assumptions:

@@ -19,20 +19,18 @@ from lossnav.inference.assumptions import (
     Nearest,
     WeightDrift,
 )
-from lossnav.inference.fit import Fit, diagonal
+from lossnav.inference.fit import DiagonalModel, Fit, diagonal
 from lossnav.inference.fit.examination import TOLERANCE, Examination
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes import (
     ProbedOptimizer,
     ProbeError,
     drift,
     invariance,
-    memory,
     response,
     rough_gradients,
     signs,
 )
-from lossnav.inference.probes.memory import SignBalance
+from lossnav.inference.probes.response import SignBalance
 
 _ESTIMATES = 10.0  # schedules and step sizes of each coordinate give 1, trust ratios up to 3
 _NEGLIGIBLE = 1e-5
@@ -43,8 +41,8 @@ class Measurements:
     """One optimizer under measurement; each probe uses the results of those before."""
 
     probed: ProbedOptimizer
-    impulse: memory.ImpulseResponse | None = None
-    relaxed: memory.Relaxation | None = None
+    impulse: response.ImpulseResponse | None = None
+    relaxed: response.Relaxation | None = None
     learner: Learner | None = None
     outside: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -110,12 +108,12 @@ class Measurements:
     def probe_memory(self) -> None:
         """Memory of the mean and of the variance."""
         self.probed.watch.doing = "probed for its memory of the gradient"
-        self.impulse = memory.impulse_response(self.probed)
+        self.impulse = response.impulse_response(self.probed)
         known = DiagonalModel(1.0, beta1=self.impulse.beta1, fresh=self.impulse.fresh)
         known = diagonal.with_corner(known, self.response)
         least = 0.25 if self.probed.random else 0.02
         self.probed.watch.doing = "probed for its memory of the variance"
-        self.relaxed = memory.relaxation(self.probed, known, least)
+        self.relaxed = response.relaxation(self.probed, known, least)
 
     def _probe_step_size(self) -> None:
         probed = self.probed
@@ -134,9 +132,9 @@ class Measurements:
         """Whether the corner is a floor under a remembered variance, not a limit on gradients."""
         probed = self.probed
         probed.size = max(1.0, 1e3 * self.response.corner)
-        impulse = memory.impulse_response(probed, tensors=2)
+        impulse = response.impulse_response(probed, tensors=2)
         known = DiagonalModel(1.0, beta1=impulse.beta1, fresh=impulse.fresh)
-        beta2 = memory.relaxation(probed, known).beta2
+        beta2 = response.relaxation(probed, known).beta2
         if beta2 is None or beta2 < 0.3:
             probed.size = 1.0
             return False
@@ -173,15 +171,8 @@ class Measurements:
                 "It keeps a copy of the weights in its memory: put back where they were, they take "
                 f"other steps ({100 * min(moved, 1):.2g} %)"
             )
-            kind, k = invariance.kept_weights(probed)
-            if kind == "lookahead":
-                self.add(
-                    "lookahead", f"{copy}. Every {k} steps they return towards it (Lookahead)."
-                )
-            elif kind == "average":
-                self.add("parameter averaging", f"{copy}. It averages the weights (Schedule-Free).")
-            else:
-                self.add("copy of the weights", f"{copy}.")
+            name, more = invariance.kept_weights(probed)
+            self.add(name, f"{copy}.{more}")
         if self.pull.drift.form == "other":
             self.outside.append(
                 "Without gradients weights move, but not in proportion to themselves."

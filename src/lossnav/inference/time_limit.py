@@ -23,7 +23,7 @@ GRACE = 1.0
 
 
 class _Stop(BaseException):
-    """Raised in a thread by another one."""
+    """Raised in the thread of work whose time is over."""
 
 
 class Watch:

@@ -8,7 +8,6 @@ whatever dt is, up to the estimated errors of the quadrature and of the solver.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,7 +266,16 @@ def as_noise(noise: Any, dim: int) -> Noise | None:
     if noise is None:
         return None
     if callable(noise):
-        return functools.partial(_drawn, noise)
+
+        def drawn(rng: np.random.Generator, theta: FloatArray) -> FloatArray:
+            values = np.asarray(noise(rng, theta.copy()), dtype=np.float64)
+            if values.shape != theta.shape:
+                raise TypeError(
+                    f"noise(rng, theta) has shape {values.shape}, but theta has {theta.shape}."
+                )
+            return values
+
+        return drawn
     size = checks.finite_array("noise", noise)
     if size.ndim == 2:
         values, vectors = np.linalg.eigh(checks.symmetric("noise", size, dim))
@@ -286,13 +294,6 @@ def as_noise(noise: Any, dim: int) -> Noise | None:
     if (size < 0).any():
         raise ValueError(f"noise is {size.min():.6g}, but a standard deviation is zero or more.")
     return lambda rng, theta: size * rng.standard_normal(dim)
-
-
-def _drawn(noise: Noise, rng: np.random.Generator, theta: FloatArray) -> FloatArray:
-    drawn = np.asarray(noise(rng, theta.copy()), dtype=np.float64)
-    if drawn.shape != theta.shape:
-        raise TypeError(f"noise(rng, theta) has shape {drawn.shape}, but theta has {theta.shape}.")
-    return drawn
 
 
 class _NotFinite(Exception):
@@ -476,10 +477,9 @@ def _row(
     behind, behind_error = _mean(each - leader if np.isfinite(leader).all() else each * math.nan)
     if first is runs:
         behind, behind_error = 0.0, 0.0
-    loss, loss_error = _mean(np.array([run.loss for run in runs]))
-    kinetic, distance, rms = (
-        _mean(np.array([getattr(run, key) for run in runs]))[0]
-        for key in ("kinetic", "distance", "rms")
+    (loss, loss_error), (kinetic, _), (distance, _), (rms, _) = (
+        _mean(np.array([getattr(run, key) for run in runs]))
+        for key in ("loss", "kinetic", "distance", "rms")
     )
     lost = len(runs) - len(done)
     status = next((run.status for run in runs if run.status), "")

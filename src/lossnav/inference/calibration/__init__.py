@@ -4,11 +4,11 @@ A copy of the model is trained, and three things are measured:
 
 - the belief's constants :math:`\alpha, \xi, \sigma`, coordinate by coordinate, by the likelihood of
   the Kalman filter (`likelihood`): how long a gradient helps to *predict* the next;
-- the loop of gradients and our own moves, by their correlations (`closed_loop`): which memory
-  *trains* best. The two differ: most of the predictable part of a gradient is the effect of our own
-  last moves, an oscillation that a long average amplifies;
-- the curvature against the variance of gradients (`curvature_law`): :math:`\kappa`, the memory of
-  squared gradients that follows the curvature best, and the discount :math:`\gamma`.
+- the loop of gradients and our own moves, by their correlations (`choices`): which memory *trains*
+  best. The two differ: most of the predictable part of a gradient is the effect of our own last
+  moves, an oscillation that a long average amplifies;
+- the curvature against the variance of gradients (`choices`): :math:`\kappa`, the memory of squared
+  gradients that follows the curvature best, and the discount :math:`\gamma`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Curve, Estimate
-from lossnav.inference.calibration import closed_loop, curvature_law, likelihood
+from lossnav.inference.calibration import choices, likelihood
 from lossnav.rules.family import speed_limit
 from lossnav.rules.gains import positive_or_one
 
@@ -170,7 +170,7 @@ def calibrate(
     # The step of a momentum buffer is longer.
     step = rule["lr"] / (1 - rule["beta1"] if rule["beta2"] is None else 1.0)
     share = rehearsal.weight[alive] / _divisor(rule, v, rehearsal.tensor)[alive]
-    choice = closed_loop.choose(rehearsal.grad[:, alive], share, rule["beta1"], rule["nesterov"])
+    choice = choices.choose_beta1(rehearsal.grad[:, alive], share, rule["beta1"], rule["nesterov"])
     if not choice.sure:
         notes.append(
             "No memory is better than the one used, whichever tenth of the steps is left out: "
@@ -184,10 +184,9 @@ def calibrate(
     power = step / 2 * float(share @ v[alive])
     law, memory = None, None
     if len(rehearsal.curvature):
-        late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
-        law = curvature_law.fit(rehearsal.curvature, late, rehearsal.weight)
+        law = choices.fit_law(rehearsal.curvature, rehearsal.last_power, rehearsal.weight)
         if rule["beta2"] is not None:
-            memory = curvature_law.memory(
+            memory = choices.choose_beta2(
                 rehearsal.grad, rehearsal.curvature, rehearsal.weight, rule["beta2"]
             )
             notes += filter(None, [_with_discount(rehearsal, v, law.gamma)])
@@ -199,7 +198,7 @@ def calibrate(
     return Calibration(
         settings=_settings(rule, choice, memory),
         used={k: x for k, x in rule.items() if x is not None},
-        beta1=Estimate(choice.best, choice.low, choice.high),
+        beta1=choice.best,
         look_ahead=choice.nesterov,
         beta2=None if memory is None else memory.best,
         gamma=None if law is None else law.gamma,
@@ -223,13 +222,11 @@ def _divisor(rule: dict[str, Any], v: FloatArray, tensor: Any) -> FloatArray:
     """The divisor of each coordinate's mean gradient, including saturation."""
     if rule["beta2"] is None:
         return np.ones_like(v)
-    D = speed_limit(np.sqrt(v), rule["gamma"])
-    c = rule["saturation"]
-    if c:
-        count = np.maximum(np.bincount(tensor), 1)
-        typical = (np.bincount(tensor, weights=v) / count)[tensor]
-        D = (D + c * v / np.sqrt(positive_or_one(typical))) / (1 + c)
-    return D
+    D, c = speed_limit(np.sqrt(v), rule["gamma"]), rule["saturation"]
+    if not c:
+        return D
+    typical = (np.bincount(tensor, weights=v) / np.maximum(np.bincount(tensor), 1))[tensor]
+    return (D + c * v / np.sqrt(positive_or_one(typical))) / (1 + c)
 
 
 def _with_discount(rehearsal: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
@@ -249,8 +246,8 @@ def _with_discount(rehearsal: Rehearsal, v: FloatArray, gamma: Estimate) -> str:
 
 def _settings(
     rule: dict[str, Any],
-    choice: closed_loop.MemoryChoice,
-    memory: curvature_law.VarianceMemory | None,
+    choice: choices.MemoryChoice,
+    memory: choices.VarianceMemory | None,
 ) -> dict[str, Any]:
     beta1, ahead = round(choice.beta1, 3), choice.nesterov and choice.beta1 > 0
     if rule["beta2"] is None:
@@ -266,8 +263,7 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
     alive = np.flatnonzero((rehearsal.grad**2).mean(axis=0) > 0)
     some = alive[np.linspace(0, len(alive) - 1, min(_POOLED, len(alive))).astype(int)]
     pooled = likelihood.fit(rehearsal.grad[:, some])
-    late = np.mean(rehearsal.grad[-max(len(rehearsal.grad) // 3, 20) :] ** 2, axis=0)
-    found = []
+    power, found = rehearsal.last_power, []
     numbers = np.unique(rehearsal.tensor[alive])
     sizes = [-rehearsal.weight[rehearsal.tensor == i].sum() for i in numbers]
     for i in sorted(numbers[np.argsort(sizes, kind="stable")[:_TENSORS]]):
@@ -276,17 +272,15 @@ def _beliefs(rehearsal: Rehearsal) -> tuple[likelihood.MeanProcess, tuple[Tensor
         sigma = math.sqrt(float(fit.noise.mean()))
         kappa = None
         if len(rehearsal.curvature):
-            kappa = curvature_law.kappa(rehearsal.curvature[:, of], late[of], rehearsal.weight[of])
+            kappa = choices.kappa(rehearsal.curvature[:, of], power[of], rehearsal.weight[of])
         xi = fit.ratio.map(lambda x, sigma=sigma: sigma * math.sqrt(x))  # type: ignore[misc]
         found.append(TensorBelief(rehearsal.names[i], fit.alpha, xi, sigma, fit.beta1, kappa))
     return pooled, tuple(found)
 
 
-def _curves(
-    choice: closed_loop.MemoryChoice, law: curvature_law.CurvatureLaw | None
-) -> tuple[Curve, ...]:
+def _curves(choice: choices.MemoryChoice, law: choices.CurvatureLaw | None) -> tuple[Curve, ...]:
     data = np.arange(float(len(choice.measured))), choice.measured, choice.fitted
-    correlation = Curve.of("correlation of gradients", "steps apart", "correlation", *data)
+    correlation = Curve.of("correlation of gradients", "lag in steps", "correlation", *data)
     if law is None:
         return (correlation,)
     data = law.variance, law.curvature, law.kappa.value * law.variance

@@ -111,26 +111,26 @@ def fit(g: FloatArray, near: MeanProcess | None = None) -> MeanProcess:
     unit = np.sqrt(power[alive])
     scaled_g = g[:, alive] / unit
 
+    def squares(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """F, and the squared innovations in units of it."""
+        e, F = innovations(scaled_g, math.exp(-math.exp(x[0])), math.exp(x[1]))
+        return F, e * e / F[:, None]
+
     def terms(x: FloatArray) -> FloatArray:
         """-log p of each step, with R at its best."""
-        a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-        e, F = innovations(scaled_g, a, ratio)
-        scaled = e * e / F[:, None]
+        F, scaled = squares(x)
         noise = scaled.mean(axis=0)
         total = np.log(noise) + scaled / noise
-        result: FloatArray = 0.5 * (scaled_g.shape[1] * np.log(F) + total.sum(axis=1))
+        result: FloatArray = 0.5 * (len(unit) * np.log(F) + total.sum(axis=1))
         return result
 
     x = _least(terms, near)
     spread = _spread(terms, x)
-    a, ratio = math.exp(-math.exp(x[0])), math.exp(x[1])
-    e, F = innovations(scaled_g, a, ratio)
     noise = np.zeros(g.shape[1])
-    noise[alive] = (e * e / F[:, None]).mean(axis=0) * unit**2
-    root = np.sqrt(np.diag(spread))
-
-    alpha, ratio_of_noise = (Estimate.within(x[i], 1.96 * root[i]).map(math.exp) for i in (0, 1))
-    return MeanProcess(alpha, ratio_of_noise, noise, _memory(x, spread))
+    noise[alive] = squares(x)[1].mean(axis=0) * unit**2
+    half = 1.96 * np.sqrt(np.diag(spread))
+    alpha, ratio = (Estimate.within(x[i], half[i]).map(math.exp) for i in (0, 1))
+    return MeanProcess(alpha, ratio, noise, _memory(x, spread))
 
 
 def _memory(x: FloatArray, spread: FloatArray) -> Estimate:
@@ -167,22 +167,14 @@ def _least(terms: Terms, near: MeanProcess | None) -> FloatArray:
 
 def _spread(terms: Terms, x: FloatArray) -> FloatArray:
     """The covariance of the estimate: information, scores of each step, information."""
-    n, h = len(x), 1e-3
-    eye = h * np.eye(n)
-    f: FloatArray = terms(x)
-    up = [terms(x + d) for d in eye]
-    down = [terms(x - d) for d in eye]
-    scores = np.array([(u - d) / (2 * h) for u, d in zip(up, down, strict=True)])
-    A = np.empty((n, n))
-    for i in range(n):
-        for j in range(i, n):
-            if i == j:
-                value = (up[i] - 2 * f + down[i]).sum()
-            else:
-                both = terms(x + eye[i] + eye[j]) + terms(x - eye[i] - eye[j])
-                value = (both - up[i] - up[j] - down[i] - down[j] + 2 * f).sum() / 2
-            A[i, j] = A[j, i] = value / h**2
-    inverse = np.linalg.pinv(A, hermitian=True)
-    centred = scores - scores.mean(axis=1, keepdims=True)
-    result: FloatArray = inverse @ (centred @ centred.T) @ inverse
+    h = 1e-3
+    shifts = h * np.eye(2)
+    f, up, down = terms(x), *(np.array([terms(x + s * d) for d in shifts]) for s in (1, -1))
+    both = terms(x + shifts.sum(axis=0)) + terms(x - shifts.sum(axis=0))
+    A = np.diag((up - 2 * f + down).sum(axis=1))
+    A[0, 1] = A[1, 0] = (both - (up + down).sum(axis=0) + 2 * f).sum() / 2
+    inverse = np.linalg.pinv(A / h**2, hermitian=True)
+    scores = (up - down) / (2 * h)
+    scores -= scores.mean(axis=1, keepdims=True)
+    result: FloatArray = inverse @ (scores @ scores.T) @ inverse
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import random
@@ -40,6 +41,11 @@ class Rehearsal:
     curvature: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
     no_curvature: str = ""
 
+    @property
+    def last_power(self) -> FloatArray:
+        """Mean square of each gradient in the last third of the steps."""
+        return np.square(self.grad[-max(len(self.grad) // 3, 20) :]).mean(axis=0)
+
 
 def rehearse(
     model: torch.nn.Module,
@@ -57,14 +63,49 @@ def rehearse(
         raise ValueError(
             f"batches is {batches}, but memories show only in more: at least {LEAST}, better 300."
         )
+    with _untouched(model, seed):
+        twin, own = _twin(model, optimizer)
+        rule = rule_of(own)
+        count = sum(len(group["params"]) for group in own.param_groups)
+        each = min(4096, max(4, _MOST_COORDINATES // max(count, 1)))
+        samples = samples_of(own, each, np.random.default_rng(seed))
+        facts, feed = about(own, samples), _endless(data)
+        grads: list[FloatArray] = []
+        for step in range(batches):
+            own.zero_grad()
+            _value(loss(twin, next(feed)), step).backward()
+            parts = [one.gradients().double().cpu().numpy() for one in samples]
+            grads.append(np.concatenate(parts))
+            own.step()
+        grad = np.array(grads)
+        if np.isnan(grad).all():
+            raise ValueError(
+                "No parameter of the copy had a gradient: loss(model, batch) must use the model it "
+                "is given."
+            )
+        sizes = np.array([math.prod(shape) for shape in facts["shapes"]])
+        sampled = np.bincount(facts["tensor"], minlength=len(sizes))
+        weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
+        measured = Rehearsal(np.nan_to_num(grad), facts["tensor"], weight, facts["names"], rule)
+        if probes:
+            try:
+                rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
+                measured.curvature = np.array(rows)
+            except RuntimeError as error:
+                measured.no_curvature = f"the loss cannot be differentiated twice ({error})"
+    return measured
+
+
+@contextlib.contextmanager
+def _untouched(model: torch.nn.Module, seed: int) -> Iterator[None]:
+    """Seed the random generators; restore them and the model's gradients at the end."""
     before = [(p, p.grad) for p in model.parameters()]
     with generators_kept():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
-        twin, own = _twin(model, optimizer)
         try:
-            return _run(twin, own, loss, data, batches, probes, seed)
+            yield
         finally:
             for p, grad in before:  # in case the loss did not use the model it was given
                 p.grad = grad
@@ -99,48 +140,6 @@ def _twin(model: torch.nn.Module, optimizer: Any) -> tuple[torch.nn.Module, torc
     return twin, made
 
 
-def _run(
-    twin: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    data: Iterable[Any],
-    batches: int,
-    probes: int,
-    seed: int,
-) -> Rehearsal:
-    rule = rule_of(optimizer)
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
-    each = min(4096, max(4, _MOST_COORDINATES // max(count, 1)))
-    samples = samples_of(optimizer, each, np.random.default_rng(seed))
-    facts = about(optimizer, samples)
-    feed = _endless(data)
-    grads: list[FloatArray] = []
-    for step in range(batches):
-        optimizer.zero_grad()
-        _value(loss(twin, next(feed)), step).backward()
-        parts = [one.gradients().double().cpu().numpy() for one in samples]
-        grads.append(np.concatenate(parts))
-        optimizer.step()
-    grad = np.array(grads)
-    if np.isnan(grad).all():
-        raise ValueError(
-            "No parameter of the copy had a gradient: loss(model, batch) must use the model it is "
-            "given."
-        )
-    grad = np.nan_to_num(grad)
-    sizes = np.array([math.prod(facts["shapes"][i]) for i in range(len(facts["names"]))])
-    sampled = np.bincount(facts["tensor"], minlength=len(sizes))
-    weight = (sizes / np.maximum(sampled, 1))[facts["tensor"]]
-    rehearsal = Rehearsal(grad, facts["tensor"], weight, facts["names"], rule)
-    if probes:
-        try:
-            rows = [_probe(twin, samples, loss, next(feed)) for _ in range(probes)]
-            rehearsal.curvature = np.array(rows)
-        except RuntimeError as error:
-            rehearsal.no_curvature = f"the loss cannot be differentiated twice ({error})"
-    return rehearsal
-
-
 def _value(value: Any, step: int) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise TypeError("loss(model, batch) must return a tensor of one number.")
@@ -165,14 +164,13 @@ def _probe(twin: torch.nn.Module, samples: list[Samples], loss: Loss, batch: Any
         signs = [torch.randint(0, 2, p.shape, device=p.device).to(p.dtype) * 2 - 1 for p in params]
         used = [(g * s).sum() for g, s in zip(grads, signs, strict=True) if g is not None]
         products = torch.autograd.grad(sum(used), params, allow_unused=True)
-    found = {
-        id(p): None if product is None else product.detach() * s
+    products_of = {
+        id(p): product.detach() * s
         for p, product, s in zip(params, products, signs, strict=True)
+        if product is not None
     }
-    parts = [each.of(found.get(id(each.tensor))) for each in coordinates]
-    row = torch.cat([part.double().cpu() for part in parts]).numpy()
-    result: FloatArray = np.nan_to_num(row)
-    return result
+    parts = [each.of(products_of.get(id(each.tensor))) for each in coordinates]
+    return np.nan_to_num(torch.cat([part.double().cpu() for part in parts]).numpy())
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,7 +1,15 @@
-r"""Nonlinear least-squares fits of a `DiagonalModel`, with intervals from the Jacobian of the fit.
+r"""The diagonal family over whole gradient histories, and its nonlinear least-squares fits.
+
+.. math:: m\leftarrow m+K(g-m),\quad u=(1-c)\,m+c\,g,\quad v\leftarrow\beta_2v+(1-\beta_2)s^2,\quad
+          \Delta\theta=-\mathrm{lr}\,\phi(z)\,\frac{u}{\Gamma+\sqrt{\Gamma^2+v+\epsilon_r^2}+\epsilon}.
+
+The formulas of a step are those of `lossnav.rules`, applied to all steps at once. The weight c of
+the last gradient beyond its part in m is zero for a plain mean, :math:`1-\beta_1` for Nesterov's
+look-ahead, and another number for Lion and for quasi-hyperbolic averages.
 
 Numbers are fitted on scales where their errors are even: lr, :math:`\Gamma`, :math:`\epsilon` as
 logarithms, and a decay factor :math:`\beta` as the logarithm of its memory :math:`1/(1-\beta)`.
+Intervals come from the Jacobian of the fit.
 """
 
 from __future__ import annotations
@@ -12,11 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, signal, stats
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.rules.family import quotient, speed_limit
+from lossnav.rules.gains import SteadyKalman, one_minus_power, positive_or_one, remembered
+from lossnav.solvers.curvature import phi
 
 RESOLUTION = 1e-6
 """Relative half-width of the narrowest interval: the limit set by rounding."""
@@ -26,6 +36,209 @@ _MEMORIES = ("beta1", "beta2", "beta3")
 _LONGEST = 14.0  # logarithm of a million steps: longer than any probe
 _UNKNOWN = 7.0  # an interval from a thousandth to a thousand times the number is wide enough
 _PLAIN = ("fresh", "trend", "growth", "shared")
+
+
+@dataclass(frozen=True)
+class History:
+    """What a simulation needs to know besides gradients.
+
+    Attributes:
+        typical: Mean square of each tensor's gradient at each step; by default the mean of g^2 over
+            the axes after the second.
+    """
+
+    mean: Any = 0.0  # m and v before the first step
+    variance: Any = 0.0
+    age: float = 0.0  # steps before the first
+    typical: FloatArray | None = None
+    speed: Any = 1.0  # learning rate of each step relative to the largest so far
+
+
+@dataclass(frozen=True)
+class DiagonalModel:
+    r"""A diagonal member of the family, without drift.
+
+    Args:
+        lr: Length of a step.
+        beta1, beta2: Decay factors of mean and variance; ``beta2`` None is gradient descent.
+        fresh, trend: c, and its change in 100 steps.
+        gamma, eps, root: :math:`\Gamma, \epsilon, \epsilon_r`.
+        centred: v is the average of :math:`(g-m)^2`.
+        diffuse: Whether m and v are bias-corrected.
+        by_noise: K is the steady Kalman gain of each coordinate.
+        growth: c of :math:`1-\beta_2=t^{-c}` in place of ``beta2``.
+        kappa, straight: Curvature per unit of v, for steps shortened by it; by the implicit step.
+        relative: The curvature is relative to the tensor's own scale.
+        noise: v is the noise about the mean, and :math:`v+m^2` is under the root.
+        wandering: Of the minimum, as in `lossnav.learning_rule`; None keeps no evidence of it.
+        saturation, shared: The same relative to the tensor's own scale, as in `Navigator`, and the
+            share of either that is shared by all coordinates.
+        averages_steps: m is the mean of :math:`g/D`, not of g.
+
+    Examples:
+        >>> g = np.ones((3, 1, 1))
+        >>> DiagonalModel(0.1, beta1=0.5).steps(g).ravel()
+        array([-0.05  , -0.075 , -0.0875])
+        >>> adam = DiagonalModel(0.1, beta1=0.9, beta2=0.99, diffuse=(True, True))
+        >>> adam.steps(g).ravel().round(6)
+        array([-0.1, -0.1, -0.1])
+    """
+
+    lr: float
+    beta1: float = 0.0
+    fresh: float = 0.0
+    beta2: float | None = None
+    gamma: float = 0.0
+    eps: float = 0.0
+    root: float = 0.0
+    centred: bool = False
+    diffuse: tuple[bool, bool] = (False, False)
+    by_noise: bool = False
+    growth: float | None = None
+    trend: float = 0.0
+    kappa: float = 0.0
+    saturation: float = 0.0
+    shared: float = 0.0
+    averages_steps: bool = False
+    straight: bool = False
+    relative: bool = False
+    noise: bool = False
+    wandering: float | None = None
+
+    def means(self, grads: FloatArray) -> FloatArray:
+        """u of each step for one gain and without bias correction."""
+        m = averaged(grads, self.beta1)
+        return m + self.fresh * (grads - m)
+
+    def scales(self, grads: FloatArray) -> FloatArray:
+        """D of each step."""
+        return self.variance(grads, History())[1]
+
+    @property
+    def variance_decay(self) -> float:
+        """``beta2``, zero where there is no variance."""
+        return self.beta2 or 0.0
+
+    def divisor(self, v: FloatArray) -> FloatArray:
+        """D for the variance v."""
+        return speed_limit(np.sqrt(v), self.gamma, self.eps)
+
+    def steps(self, grads: FloatArray, history: History | None = None) -> FloatArray:
+        """The steps ``(T, P, *shape)`` that follow gradients of that shape."""
+        past = history or History()
+        if self.beta2 is None and self.growth is None:
+            return -self.lr * self.mean(grads, grads, past)
+        with np.errstate(all="ignore"):
+            v, D = self.variance(grads, past)
+            if self.averages_steps:
+                return -self.lr * self.mean(quotient(grads, D), v, past)
+            move = -self.lr * quotient(self.mean(grads, v, past), D)
+            if self.saturation:
+                c, a = self.saturation, self.shared
+                typical = np.sqrt(positive_or_one(self._typical(v, past)))
+                z = c * past.speed * (a + (1 - a) * quotient(v, D) / typical)
+                return move * (1 + c) / (1 + z)
+            if self.kappa:
+                z = (1 - self.shared) * quotient(v, D)
+                if self.shared or self.relative:
+                    scale = np.sqrt(positive_or_one(self._typical(v, past)))
+                    z = z / scale + self.shared if self.relative else z + self.shared * scale
+                if self.wandering is not None:
+                    z = z * np.vectorize(remembered)(self.wandering, count_of(grads))
+                z = self.lr * self.kappa * z
+                move = move * (1 / (1 + z) if self.straight else phi(z))
+        return move
+
+    def variance(self, grads: FloatArray, past: History) -> tuple[FloatArray, FloatArray]:
+        """v with what is added under the root, and D."""
+        count = count_of(grads, past.age)
+        if self.noise:
+            m = corrected(grads, self.beta1, past.age)
+            gap = grads - np.concatenate([grads[:1], m[:-1]])
+            v = averaged((math.sqrt((1 + self.beta1) / 2) * gap) ** 2, self.variance_decay)
+            v = v / one_minus_power(self.variance_decay, np.maximum(count - 1, 1))
+            return v, self.divisor(v + m * m)
+        deviations = grads
+        if self.centred:
+            m = averaged(grads, self.beta1, past.mean)
+            before = np.concatenate([np.broadcast_to(past.mean, m[:1].shape), m[:-1]])
+            deviations = self.beta1 * (grads - before)
+        squares = deviations * deviations
+        if self.growth is not None:
+            v = growing(squares, self.growth, past.age)
+        else:
+            v = averaged(squares, self.variance_decay, past.variance)
+            if self.diffuse[1]:
+                v = v / one_minus_power(self.variance_decay, count)
+        v = v + self.root**2
+        return v, self.divisor(v)
+
+    def mean(self, grads: FloatArray, v: FloatArray, past: History) -> FloatArray:
+        """The mean that the step is made of."""
+        count = count_of(grads, past.age)
+        if self.by_noise and self.beta1:
+            K = SteadyKalman(self.beta1).gain(v, count, self._typical(v, past))
+            m, last = np.empty_like(grads), np.zeros_like(grads[0])
+            for i, g in enumerate(grads):
+                last = last + K[i] * (g - last)
+                m[i] = last
+            return m + K * (grads - m) if self.fresh else m
+        m = averaged(grads, self.beta1, past.mean)
+        c = self.fresh + self.trend * (count - 100) / 100 if self.trend else self.fresh
+        if not (self.diffuse[0] and self.beta1):
+            return m + c * (grads - m)
+        # Nesterov's mean is that of one step later.
+        ahead = abs(self.fresh - (1 - self.beta1)) < 0.3 * (1 - self.beta1)
+        old = m / one_minus_power(self.beta1, count + 1 if ahead else count)
+        return (1 - c) * old + c * grads / one_minus_power(self.beta1, count)
+
+    def _typical(self, v: FloatArray, past: History) -> FloatArray:
+        """The mean of a tensor's v before the last gradient; with it, at the first."""
+        if past.typical is None:
+            mean = v.mean(axis=tuple(range(2, v.ndim)), keepdims=True)
+        else:
+            mean = corrected(past.typical, self.variance_decay, past.age)
+        known = 2 if self.noise else 1
+        return np.concatenate([mean[:known], mean[known - 1 : -1]])
+
+
+def averaged(x: FloatArray, beta: float, start: Any = 0.0) -> FloatArray:
+    r"""The running average :math:`m\leftarrow\beta m+(1-\beta)x` over the first axis.
+
+    Examples:
+        >>> averaged(np.ones((3, 1)), 0.5).ravel()
+        array([0.5  , 0.75 , 0.875])
+    """
+    if not beta:
+        return x
+    first = np.broadcast_to(beta * np.asarray(start, dtype=np.float64), x[:1].shape)
+    result: FloatArray = signal.lfilter([1 - beta], [1.0, -beta], x, axis=0, zi=first)[0]
+    return result
+
+
+def corrected(x: FloatArray, beta: float, age: float = 0.0) -> FloatArray:
+    """The running average from zero, with its bias corrected."""
+    mean: FloatArray = averaged(x, beta) / one_minus_power(beta, count_of(x, age))
+    return mean
+
+
+def growing(x: FloatArray, growth: float, age: float = 0.0) -> FloatArray:
+    r"""The running average with :math:`1-\beta=t^{-c}` at step t.
+
+    Examples:
+        >>> growing(np.array([[1.0], [3.0], [5.0]]), 1.0).ravel()  # the mean of all
+        array([1., 2., 3.])
+    """
+    mean, last = np.empty_like(x), np.zeros_like(x[0])
+    for i, b in enumerate(1 - count_of(x, age).ravel() ** -growth):
+        last = b * last + (1 - b) * x[i]
+        mean[i] = last
+    return mean
+
+
+def count_of(x: FloatArray, age: float = 0.0) -> FloatArray:
+    """Number of each step, in a shape that broadcasts with ``x``."""
+    return (age + np.arange(1.0, len(x) + 1)).reshape(-1, *[1] * (x.ndim - 1))
 
 
 @dataclass(frozen=True)
@@ -56,16 +269,22 @@ def from_scale(name: str, x: float) -> float:
 
 
 def distance(steps: FloatArray, others: FloatArray) -> float:
-    """Root-mean-square difference relative to ``steps``; each tensor counts alike."""
+    """Root-mean-square difference relative to ``steps``; tensors have equal weight."""
     gap = (steps - others) * _weights(steps)
     per_tensor = np.sqrt((gap**2).mean(axis=(0, *range(2, gap.ndim))))
     return float(np.sqrt((np.minimum(per_tensor, 1e3) ** 2).mean()))
 
 
 def best_factor(unit: FloatArray, steps: FloatArray) -> float:
-    """The factor that brings ``unit`` nearest to ``steps``; each tensor counts alike."""
+    """The factor that brings ``unit`` nearest to ``steps``; tensors have equal weight."""
     weight = _weights(steps) ** 2
     return float((unit * steps * weight).sum() / max((unit**2 * weight).sum(), 1e-300))
+
+
+def best_scaled(unit: FloatArray, steps: FloatArray) -> tuple[float, float]:
+    """The factor that brings ``unit`` nearest to ``steps``, and the distance that is left."""
+    factor = best_factor(unit, steps)
+    return factor, distance(steps, factor * unit)
 
 
 def _weights(steps: FloatArray) -> FloatArray:
@@ -78,7 +297,7 @@ class Observations:
     """Gradients ``(T, P, *shape)`` and the steps that followed.
 
     Attributes:
-        noise: Noise of the steps of each tensor ``(P,)``, for weights; all alike by default.
+        noise: Noise of the steps of each tensor ``(P,)``, for weights; equal by default.
         random: Whether the steps have noise of their own. If not, residuals are systematic, and
             intervals are widened accordingly.
 
@@ -141,13 +360,18 @@ class Observations:
         )
         free = max(found.fun.size - len(names), 1)
         variance = 2 * found.cost / free * (1 if self.random else len(self.grads))
-        cov = variance * np.linalg.pinv(found.jac.T @ found.jac)
-        half = stats.t.ppf(0.975, free) * np.sqrt(np.maximum(np.diag(cov), 0.0))
+        half = stats.t.ppf(0.975, free) * standard_errors(found.jac, variance)
         estimates = {
             name: interval(name, float(x), float(h))
             for name, x, h in zip(names, found.x, half, strict=True)
         }
         return Fit(tuned(found.x), estimates, float(np.sqrt(2 * found.cost / found.fun.size)))
+
+
+def standard_errors(jac: FloatArray, variance: float) -> FloatArray:
+    """Standard errors of fitted numbers, from the Jacobian of the residuals."""
+    errors: FloatArray = np.sqrt(np.maximum(np.diag(variance * np.linalg.pinv(jac.T @ jac)), 0.0))
+    return errors
 
 
 def interval(name: str, x: float, half: float) -> Estimate:

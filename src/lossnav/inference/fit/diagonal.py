@@ -16,11 +16,15 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Learner
-from lossnav.inference.fit import EARLY, Fit, Observations, best_factor, distance
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.fit import EARLY, DiagonalModel, Fit, Observations, best_scaled, distance
 from lossnav.inference.probes import ProbedOptimizer, signs, training_gradients
-from lossnav.inference.probes.memory import ImpulseResponse, Relaxation
-from lossnav.inference.probes.response import STEPS, Plan, Response
+from lossnav.inference.probes.response import (
+    STEPS,
+    ImpulseResponse,
+    Plan,
+    Relaxation,
+    Response,
+)
 
 _EXACT = 2e-5
 _TRACE = 1e-4  # a saturation below this changes no step measurably
@@ -249,12 +253,10 @@ def identify_relative(fit: Fit, observed: Observations, first: DiagonalModel) ->
 
 def _scaled(model: DiagonalModel, observed: Observations) -> tuple[float, DiagonalModel]:
     """A model with its best factor, and the distance of its steps."""
-    unit, steps = model.steps(observed.grads)[EARLY:], observed.steps[EARLY:]
-    lr = best_factor(unit, steps)
+    lr, left = best_scaled(model.steps(observed.grads)[EARLY:], observed.steps[EARLY:])
     if not (lr > 0 and math.isfinite(lr)):
         return math.inf, model
-    scaled = replace(model, lr=lr * model.lr, kappa=model.kappa / lr)
-    return distance(steps, lr * unit), scaled
+    return left, replace(model, lr=lr * model.lr, kappa=model.kappa / lr)
 
 
 def identify_bent(probed: ProbedOptimizer, response: Response) -> tuple[Fit, Observations]:

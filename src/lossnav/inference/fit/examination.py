@@ -12,9 +12,8 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Nearest
-from lossnav.inference.fit import EARLY, Observations, distance
+from lossnav.inference.fit import EARLY, DiagonalModel, Observations, distance
 from lossnav.inference.fit.matrix_rules import BasisFit, PolarFit, run
-from lossnav.inference.fit.simulation import DiagonalModel
 from lossnav.inference.probes import ProbedOptimizer, signs
 from lossnav.inference.probes.drift import Pull
 from lossnav.rules import zoo
@@ -24,7 +23,7 @@ Settings = dict[str, Any]
 TOLERANCE = 1e-3
 """Relative residual below which steps count as explained."""
 _ALIKE = 1.02  # of members whose distances differ by less, the one with fewer settings is nearest
-_LULL = 300
+_LULL, _EVEN = 300, 0.02
 _FRACTIONS = ("betas", "alpha", "momentum", "shampoo_beta")
 _RECALLED = 3e-3
 _STRANGE = 0.1
@@ -43,7 +42,11 @@ class Examination:
         g, theta = self.grads, self.theta
         # Members tried on several tensors are diagonal: they take all tensors as one.
         moves = run(rule, g[:, None], theta[None])[:, 0] if len(theta) > 1 else run(rule, g, theta)
-        return distance(self.steps[EARLY:], moves[EARLY:])
+        return self.missed(moves)
+
+    def missed(self, expected: FloatArray) -> float:
+        """Distance of expected steps from these, without the first few."""
+        return distance(self.steps[EARLY:], expected[EARLY:])
 
 
 def diagonal_members(
@@ -179,7 +182,7 @@ def rounded(value: Any, fraction: bool = False) -> Any:
 
 
 def schedule_sentences(
-    probed: ProbedOptimizer, model: DiagonalModel, missed: float, tolerance: float = 0.02
+    probed: ProbedOptimizer, model: DiagonalModel, missed: float
 ) -> Iterator[tuple[str, str]]:
     """Warm-up, other schedules inside the optimizer, and variance never forgotten.
 
@@ -204,9 +207,9 @@ def schedule_sentences(
         if max(abs(r - 1) for r in relative[3:]) > 0.2:  # sums of squares change it as well
             yield "", f"The length of its steps changes with their count ({story})."
         return
-    if relative[0] < 1 - tolerance and all(a <= b + tolerance for a, b in pairwise(relative)):
+    if relative[0] < 1 - _EVEN and all(a <= b + _EVEN for a, b in pairwise(relative)):
         yield "warm-up", f"It warms up: the first steps are shorter than the rest ({story})."
-    elif max(abs(r - 1) for r in relative[2:]) > tolerance:
+    elif max(abs(r - 1) for r in relative[2:]) > _EVEN:
         yield "schedule", f"The length of its steps changes with their count ({story})."
     elif max(abs(r - 1) for r in relative[:2]) > 0.05:
         yield "schedule", f"Its first steps have a length of their own ({story})."
@@ -223,36 +226,32 @@ def schedule_sentences(
         )
 
 
-def residual_sentences(
-    steps: FloatArray, expected: FloatArray, slack: float
-) -> Iterator[tuple[str, str]]:
+def residual_sentence(
+    exam: Examination, expected: FloatArray, slack: float
+) -> tuple[str, str] | None:
     """What a model misses on rough gradients: clipping, or a residual without a name."""
-    steps, expected = steps[EARLY:], expected[EARLY:]
-    apart = distance(steps, expected)
-    if apart < max(TOLERANCE, 3 * slack):
-        return
+    missed = exam.missed(expected)
+    if missed < max(TOLERANCE, 3 * slack):
+        return None
+    steps, expected = exam.steps[EARLY:], expected[EARLY:]
     limit = _limit(steps, expected)
     if limit is not None:
-        yield (
-            "clip of steps by value",
-            f"It clips: no coordinate moves by more than {limit:.4g} in a step.",
-        )
-        return
+        return clip_by_value(limit)
     axes = tuple(range(2, steps.ndim))
     lengths, wanted = (np.sqrt((a**2).sum(axis=axes)) for a in (steps, expected))
     top = float(lengths.max())
     at = lengths > top * (1 - 1e-6)
     if at.sum() >= 4 and (wanted[at] > top * (1 - 1e-3)).mean() > 0.9:
-        yield (
-            "clip of steps by norm",
-            f"It clips: steps of a tensor longer than {top:.4g} are shortened to it.",
-        )
-        return
-    yield (
-        "",
-        f"{100 * min(apart, 1.0):.2g} % of its steps (root mean square, on gradients with spikes "
-        "and silence) is explained by no setting of the family.",
-    )
+        sentence = f"It clips: steps of a tensor longer than {top:.4g} are shortened to it."
+        return "clip of steps by norm", sentence
+    share = f"{100 * min(missed, 1.0):.2g} % of its steps (root mean square, on gradients with "
+    return "", f"{share}spikes and silence) is explained by no setting of the family."
+
+
+def clip_by_value(limit: float) -> tuple[str, str]:
+    """The mechanism of a largest absolute step, and a sentence."""
+    sentence = f"It clips: no coordinate moves by more than {limit:.4g} in a step."
+    return "clip of steps by value", sentence
 
 
 def ceiling(steps: FloatArray) -> float | None:

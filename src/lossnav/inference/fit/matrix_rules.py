@@ -1,7 +1,7 @@
 """Fits of rules for matrices: the polar factor of the mean (Muon), a learned basis (SOAP).
 
 The fitted rules are those of `lossnav.rules`: lr by projection, memories by sign balance
-(`lossnav.inference.probes.memory`) or by least squares.
+(`lossnav.inference.probes.response`) or by least squares.
 """
 
 from __future__ import annotations
@@ -17,12 +17,26 @@ from scipy import optimize
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit import Fit, best_factor, distance, from_scale, interval, of_samples
-from lossnav.inference.fit.simulation import DiagonalModel
+from lossnav.inference.fit import (
+    DiagonalModel,
+    Fit,
+    best_factor,
+    best_scaled,
+    distance,
+    from_scale,
+    interval,
+    of_samples,
+    standard_errors,
+)
 from lossnav.inference.probes import ProbedOptimizer
 from lossnav.inference.probes.invariance import matrix_shape, rotation
-from lossnav.inference.probes.memory import ImpulseResponse, Relaxation, SignBalance, sign_balance
-from lossnav.inference.probes.response import Response
+from lossnav.inference.probes.response import (
+    ImpulseResponse,
+    Relaxation,
+    Response,
+    SignBalance,
+    sign_balance,
+)
 from lossnav.rules.base import Array, State
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.kronecker import KroneckerRule
@@ -91,7 +105,7 @@ def _scale(ratios: list[float], *shapes: tuple[int, int]) -> tuple[str | None, f
 
 @dataclass(frozen=True)
 class RotatedNavigator(KroneckerRule):
-    """The zoo's rule with look-ahead and saturation, as `KroneckerNavigator` may have them."""
+    """`KroneckerRule` with the look-ahead and saturation of `KroneckerNavigator`."""
 
     nesterov: bool = False
     saturation: float = 0.0
@@ -154,7 +168,7 @@ def fit_basis(
     weight = 1 / np.sqrt((moves**2).mean(axis=(0, 2, 3), keepdims=True))
 
     def likeliest(rules: list[RotatedNavigator]) -> RotatedNavigator:
-        return min(rules, key=lambda one: _projected(one, g[:60, :1], moves[:60, :1])[1])
+        return min(rules, key=lambda one: best_scaled(run(one, g[:60, :1]), moves[:60, :1])[1])
 
     # These act at every step; how the basis follows shows less, so it comes second.
     base = _tuned(RotatedNavigator(dt=1.0, finite=False), np.array([0.0, *logs]))
@@ -170,7 +184,7 @@ def fit_basis(
     corner = [math.log(rule.Gamma)] if bends else []
     best = None
     for one in (rule, replace(rule, single=True)):
-        lr = math.log(max(_projected(one, g, moves)[0], 1e-300))
+        lr = math.log(max(best_factor(run(one, g), moves), 1e-300))
         bent = [math.log(one.saturation)] if one.saturation else []
         first = np.array([lr, *logs, *corner, *bent])
         free = [np.inf] * (len(first) - 4)
@@ -188,7 +202,7 @@ def fit_basis(
             break
     assert best is not None
     variance = 2 * best.cost / best.fun.size * (1 if random else len(g))
-    half = 2 * np.sqrt(np.maximum(np.diag(variance * np.linalg.pinv(best.jac.T @ best.jac)), 0))
+    half = 2 * standard_errors(best.jac, variance)
     names = ["lr", "beta1", "beta2", "basis", *(["gamma"] if bends else []), "saturation"]
     estimates = {
         name: interval("beta2" if name == "basis" else name, x, h)
@@ -214,13 +228,6 @@ def _tuned(rule: RotatedNavigator, x: FloatArray) -> RotatedNavigator:
     bent = more.pop() if rule.saturation and len(more) > (rule.gamma > 0) else rule.saturation
     gamma = 2 * more.pop() if more else 0.0
     return replace(rule, beta1=b1, beta2=b2, basis_beta=b3, gamma=gamma, saturation=bent)
-
-
-def _projected(rule: KroneckerRule, g: FloatArray, moves: FloatArray) -> tuple[float, float]:
-    """The best factor of a rule's steps, and the residual."""
-    unit = run(rule, g)
-    lr = best_factor(unit, moves)
-    return lr, distance(moves, lr * unit)
 
 
 def run(rule: object, g: FloatArray, theta: FloatArray | None = None) -> FloatArray:

@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 
 from lossnav._base.checks import FloatArray
-from lossnav.inference.fit import EARLY, Fit, Observations, best_factor, distance
-from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of, growing
-from lossnav.rules.family import quotient, speed_limit
+from lossnav.inference.fit import (
+    EARLY,
+    DiagonalModel,
+    Fit,
+    History,
+    Observations,
+    averaged,
+    best_scaled,
+    corrected,
+    count_of,
+    distance,
+    growing,
+)
+from lossnav.rules.family import quotient
 from lossnav.rules.gains import one_minus_power
 
 WORTH = 0.3
@@ -35,11 +46,11 @@ class ChangedModel(DiagonalModel):
         beta3: Decay factor of a further average.
         weight: Weight of a further part.
         limit: Size above which something is cut off.
-        late: Steps by which gradients arrive late, or the number of a variant.
+        delay: Delay of gradients in steps, or the number of a variant.
 
     Examples:
         >>> g = np.ones((3, 1, 1))
-        >>> ChangedModel(0.1, mechanism="delay", late=1).steps(g).ravel()
+        >>> ChangedModel(0.1, mechanism="delay", delay=1).steps(g).ravel()
         array([-0. , -0.1, -0.1])
     """
 
@@ -47,7 +58,7 @@ class ChangedModel(DiagonalModel):
     beta3: float = 0.0
     weight: float = 0.0
     limit: float = 0.0
-    late: int = 0
+    delay: int = 0
 
     def steps(self, grads: FloatArray, history: History | None = None) -> FloatArray:
         """The steps ``(T, P, *shape)`` that follow gradients of that shape."""
@@ -60,8 +71,12 @@ class ChangedModel(DiagonalModel):
 
     def parts(self, grads: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Mean, variance and D without the mechanism."""
-        v, D = self._variance(grads, History())
-        return self._mean(grads, v, History()), v, D
+        v, D = self.variance(grads, History())
+        return self.mean(grads, v, History()), v, D
+
+    def step(self, mean: FloatArray, D: FloatArray) -> FloatArray:
+        """The step for a mean and a divisor."""
+        return -self.lr * quotient(mean, D)
 
 
 @dataclass(frozen=True)
@@ -90,13 +105,23 @@ def _shifted(x: FloatArray, by: int = 1) -> FloatArray:
     return np.concatenate([np.zeros_like(x[:by]), x[: len(x) - by]])
 
 
+def _change(g: FloatArray) -> FloatArray:
+    """The change since the last step, zero at first."""
+    return g - np.concatenate([g[:1], g[:-1]])
+
+
+def _mean_squares(g: FloatArray) -> FloatArray:
+    """Of each tensor, at each step."""
+    return np.square(g).mean(axis=tuple(range(2, g.ndim)), keepdims=True)
+
+
 def _lengths(x: FloatArray) -> FloatArray:
     """Norm of each tensor, at each step."""
     return np.sqrt((x * x).sum(axis=tuple(range(2, x.ndim)), keepdims=True))
 
 
 def _delayed(m: ChangedModel, g: FloatArray) -> FloatArray:
-    return m.without(_shifted(g, m.late))
+    return m.without(_shifted(g, m.delay))
 
 
 def _filtered(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -105,37 +130,30 @@ def _filtered(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 def _differenced(m: ChangedModel, g: FloatArray) -> FloatArray:
     if not m.limit:
-        return m.without(g + m.weight * (g - np.concatenate([g[:1], g[:-1]])))
-    corrected = g + m.weight * (g - _shifted(g))
-    return m.without(corrected / np.maximum(_lengths(corrected) / m.limit, 1.0))
-
-
-def _corrected(x: FloatArray, beta: float) -> FloatArray:
-    """The average of x with its bias corrected."""
-    mean: FloatArray = averaged(x, beta) / one_minus_power(beta, count_of(x))
-    return mean
+        return m.without(g + m.weight * _change(g))
+    larger = g + m.weight * (g - _shifted(g))
+    return m.without(larger / np.maximum(_lengths(larger) / m.limit, 1.0))
 
 
 def _mean_difference(m: ChangedModel, g: FloatArray) -> FloatArray:
-    change = g - np.concatenate([g[:1], g[:-1]])
-    share = m.beta3 if m.late else 1 - m.beta3
-    mean = _corrected(g, m.beta1) + share * _corrected(change, m.beta3)
-    v = _corrected((g + share * change) ** 2, m.beta2 or 0.0)
-    return -m.lr * quotient(mean, speed_limit(np.sqrt(v), m.gamma, m.eps))
+    change = _change(g)
+    share = m.beta3 if m.delay else 1 - m.beta3
+    mean = corrected(g, m.beta1) + share * corrected(change, m.beta3)
+    return m.step(mean, m.divisor(corrected((g + share * change) ** 2, m.variance_decay)))
 
 
 def _two_means(m: ChangedModel, g: FloatArray) -> FloatArray:
     if m.beta2 is None:
         return m.without(g) - m.lr * m.weight * averaged(g, m.beta3)
     mean, _, D = m.parts(g)
-    return -m.lr * quotient(mean + m.weight * averaged(g, m.beta3), D)
+    return m.step(mean + m.weight * averaged(g, m.beta3), D)
 
 
 def _partial_power(m: ChangedModel, g: FloatArray) -> FloatArray:
     mean, _, D = m.parts(g)
-    if m.late:  # the bias is corrected as if the power were one half
-        D = D * one_minus_power(m.beta2 or 0.0, count_of(g)) ** (0.5 - 0.25 / m.weight)
-    return -m.lr * quotient(mean, D ** (2 * m.weight))
+    if m.delay:  # the bias is corrected as if the power were one half
+        D = D * one_minus_power(m.variance_decay, count_of(g)) ** (0.5 - 0.25 / m.weight)
+    return m.step(mean, D ** (2 * m.weight))
 
 
 def _friction(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -151,9 +169,9 @@ def _bounded(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 
 def _rectified(m: ChangedModel, g: FloatArray) -> FloatArray:
-    assert m.beta2 is not None
-    count, longest = count_of(g), 2 / (1 - m.beta2) - 1
-    rho = longest - 2 * count * m.beta2**count / one_minus_power(m.beta2, count)
+    count, beta2 = count_of(g), m.variance_decay
+    longest = 2 / (1 - beta2) - 1
+    rho = longest - 2 * count * beta2**count / one_minus_power(beta2, count)
     part = (rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)
     mean, _, D = m.parts(g)
     factor = np.sqrt(np.maximum(part, 0.0))
@@ -161,18 +179,19 @@ def _rectified(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 
 def _by_own_steps(m: ChangedModel, g: FloatArray) -> FloatArray:
-    D = np.sqrt(averaged(g * g, m.beta2 or 0.0) + m.root**2)
+    beta2, floor = m.variance_decay, m.root**2
+    D = np.sqrt(averaged(g * g, beta2) + floor)
     moved, steps = np.zeros_like(g[0]), np.empty_like(g)
     for i, unit in enumerate(g / D):
-        steps[i] = np.sqrt(moved + m.root**2) * unit
-        moved = (m.beta2 or 0.0) * moved + (1 - (m.beta2 or 0.0)) * steps[i] ** 2
+        steps[i] = np.sqrt(moved + floor) * unit
+        moved = beta2 * moved + (1 - beta2) * steps[i] ** 2
     return -m.lr * steps
 
 
 def _from_the_start(m: ChangedModel, g: FloatArray) -> FloatArray:
     rate = np.sqrt(count_of(g))
     total, squares = np.cumsum(rate * g, axis=0), np.cumsum(rate * g * g, axis=0)
-    return -m.lr * quotient(total, np.cbrt(squares) + m.eps)
+    return m.step(total, np.cbrt(squares) + m.eps)
 
 
 def _averages_weights(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -212,7 +231,7 @@ def _row_and_column(squares: FloatArray, m: ChangedModel, beta: float) -> FloatA
 
 
 def _factored(m: ChangedModel, g: FloatArray) -> FloatArray:
-    unit = quotient(g, np.sqrt(_row_and_column(g * g, m, m.beta2 or 0.0)))
+    unit = quotient(g, np.sqrt(_row_and_column(g * g, m, m.variance_decay)))
     unit = unit / np.maximum(np.sqrt(_mean_squares(unit)) / m.limit, 1.0)
     mean = averaged(unit, m.beta1)
     if m.beta3:
@@ -234,8 +253,7 @@ def _covered(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 def _divided_first(m: ChangedModel, g: FloatArray) -> FloatArray:
     """By the variance before the gradient; the first gradient only sets it."""
-    v = averaged(g * g, m.beta2 or 0.0, g[0] ** 2)
-    unit = quotient(g, speed_limit(np.sqrt(_shifted(v)), m.gamma, m.eps))
+    unit = quotient(g, m.divisor(_shifted(averaged(g * g, m.variance_decay, g[0] ** 2))))
     unit[0] = 0.0
     if m.limit:
         top = count_of(g) ** m.limit
@@ -246,59 +264,49 @@ def _divided_first(m: ChangedModel, g: FloatArray) -> FloatArray:
 def _divided_by_own(m: ChangedModel, g: FloatArray) -> FloatArray:
     """By the variance with the gradient."""
     _, v, D = m.parts(g)
-    return -m.lr * m._mean(quotient(g, D), v, History())
-
-
-def _mean_squares(g: FloatArray) -> FloatArray:
-    """Of each tensor, at each step."""
-    return np.square(g).mean(axis=tuple(range(2, g.ndim)), keepdims=True)
+    return -m.lr * m.mean(quotient(g, D), v, History())
 
 
 def _one_variance(m: ChangedModel, g: FloatArray) -> FloatArray:
-    assert m.beta2 is not None
-    v = averaged(_mean_squares(g), m.beta2)
-    if m.diffuse[1]:
-        v = v / one_minus_power(m.beta2, count_of(v))
-    return -m.lr * quotient(m.parts(g)[0], speed_limit(np.sqrt(v), m.gamma, m.eps))
+    average = corrected if m.diffuse[1] else averaged
+    return m.step(m.parts(g)[0], m.divisor(average(_mean_squares(g), m.variance_decay)))
 
 
 def _one_variance_first(m: ChangedModel, g: FloatArray) -> FloatArray:
     """The same, divided before averaging; the variance starts at the first square."""
     squares = _mean_squares(g)
-    v = averaged(squares, m.beta2 or 0.0, squares[0])
-    return -m.lr * averaged(quotient(g, speed_limit(np.sqrt(v), m.gamma, m.eps)), m.beta1)
+    v = averaged(squares, m.variance_decay, squares[0])
+    return -m.lr * averaged(quotient(g, m.divisor(v)), m.beta1)
 
 
 def _additive(m: ChangedModel, g: FloatArray) -> FloatArray:
     v, last = np.empty_like(g), np.full_like(g[0], m.root**2)
-    assert m.beta2 is not None
     for i, square in enumerate(g * g):
-        last = last + (1 - m.beta2) * np.sign(square - last) * square
+        last = last + (1 - m.variance_decay) * np.sign(square - last) * square
         v[i] = last
     if m.diffuse[1]:
-        v = v / one_minus_power(m.beta2, count_of(g))
-    return -m.lr * quotient(m.parts(g)[0], speed_limit(np.sqrt(v), m.gamma, m.eps))
+        v = v / one_minus_power(m.variance_decay, count_of(g))
+    return m.step(m.parts(g)[0], m.divisor(v))
 
 
 def _largest(m: ChangedModel, g: FloatArray) -> FloatArray:
     D, last = np.empty_like(g), np.zeros_like(g[0])
     for i, size in enumerate(np.abs(g)):
-        last = np.maximum((m.beta2 or 0.0) * last, size)
+        last = np.maximum(m.variance_decay * last, size)
         D[i] = last
-    return -m.lr * quotient(m.parts(g)[0], D + m.eps)
+    return m.step(m.parts(g)[0], D + m.eps)
 
 
 def _never_less(m: ChangedModel, g: FloatArray) -> FloatArray:
-    assert m.beta2 is not None
-    v = np.maximum.accumulate(averaged(g * g, m.beta2), axis=0)
-    D = np.sqrt(v / one_minus_power(m.beta2, count_of(g))) + m.eps
-    return -m.lr * quotient(m.parts(g)[0], D)
+    v = np.maximum.accumulate(averaged(g * g, m.variance_decay), axis=0)
+    D = np.sqrt(v / one_minus_power(m.variance_decay, count_of(g))) + m.eps
+    return m.step(m.parts(g)[0], D)
 
 
 def _never_less_corrected(m: ChangedModel, g: FloatArray) -> FloatArray:
     """The largest of the variances whose bias is corrected."""
-    v = np.maximum.accumulate(_corrected(g * g, m.beta2 or 0.0), axis=0)
-    return -m.lr * quotient(m.parts(g)[0], np.sqrt(v) + m.eps)
+    v = np.maximum.accumulate(corrected(g * g, m.variance_decay), axis=0)
+    return m.step(m.parts(g)[0], np.sqrt(v) + m.eps)
 
 
 def _rates_averaged(m: ChangedModel, g: FloatArray) -> FloatArray:
@@ -309,14 +317,12 @@ def _rates_averaged(m: ChangedModel, g: FloatArray) -> FloatArray:
 
 def _rates_averaged_uncorrected(m: ChangedModel, g: FloatArray) -> FloatArray:
     """The average includes the bias correction of the mean."""
-    D = m.parts(g)[2]
-    rate = m.lr / D / one_minus_power(m.beta1, count_of(g))
+    rate = m.lr / m.parts(g)[2] / one_minus_power(m.beta1, count_of(g))
     return -averaged(g, m.beta1) * np.minimum(rate, averaged(rate, m.beta3))
 
 
 def _cut_by_rms(m: ChangedModel, g: FloatArray) -> FloatArray:
-    _, v, _ = m.parts(g)
-    ratio = np.where(v > 0, g * g / np.where(v > 0, v, 1.0), 0.0)
+    ratio = quotient(g * g, m.parts(g)[1])
     rms = np.sqrt(ratio.mean(axis=tuple(range(2, g.ndim)), keepdims=True))
     return m.without(g) / np.maximum(rms / m.limit, 1.0)
 
@@ -390,7 +396,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _mean_difference,
         (
             {"beta3": 0.92, "beta1": 0.98, "beta2": 0.99},
-            {"beta3": 0.92, "late": 1, "beta1": 0.98, "beta2": 0.99},
+            {"beta3": 0.92, "delay": 1, "beta1": 0.98, "beta2": 0.99},
         ),
         "Adan",
     ),
@@ -403,7 +409,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "partial power": Mechanism(
         "divides by the variance to the power {weight:.3g}, not by its root",
         _partial_power,
-        ({"weight": 0.25}, {"weight": 0.1}, {"weight": 0.25, "late": 1}),
+        ({"weight": 0.25}, {"weight": 0.1}, {"weight": 0.25, "delay": 1}),
         "PAdam",
     ),
     "friction": Mechanism(
@@ -531,9 +537,9 @@ MECHANISMS: dict[str, Mechanism] = {
         example="Grams",
     ),
     "delay": Mechanism(
-        "uses gradients that are {late} steps late",
+        "uses gradients with a delay of {delay} steps",
         _delayed,
-        tuple({"late": d} for d in (1, 2, 3, 4, 5, 8, 10)),
+        tuple({"delay": d} for d in (1, 2, 3, 4, 5, 8, 10)),
         "delayed gradients",
     ),
 }
@@ -561,10 +567,11 @@ def identify(bases: list[DiagonalModel], observed: Observations, known: Fit) -> 
     tried, starts = [], []
     for start in _starts(bases, observed.grads.ndim > 3):
         unit, steps = start.steps(quick.grads)[EARLY:], quick.steps[EARLY:]
-        # Where a start has an lr of its own, other numbers are in units of it.
-        factor = 1.0 if start.mechanism in _OWN_LR else best_factor(unit, steps)
+        factor, left = best_scaled(unit, steps)
+        if start.mechanism in _OWN_LR:  # other numbers are in units of its lr
+            factor, left = 1.0, distance(steps, unit)
         if 0 < factor < np.inf:
-            starts.append((distance(steps, factor * unit), replace(start, lr=start.lr * factor)))
+            starts.append((left, replace(start, lr=start.lr * factor)))
     starts.sort(key=lambda one: one[0])
     first = {start.mechanism: start for _, start in reversed(starts)}  # the best of each
     others = [start for _, start in starts if start is not first[start.mechanism]]
@@ -614,6 +621,6 @@ def _free(model: DiagonalModel) -> list[str]:
 def sentence(model: ChangedModel) -> str:
     """The clause for a fitted model, with its numbers and a known example."""
     mechanism = MECHANISMS[model.mechanism]
-    numbers = {name: getattr(model, name) for name in ("beta3", "weight", "limit", "late")}
+    numbers = {name: getattr(model, name) for name in ("beta3", "weight", "limit", "delay")}
     like = f", as {mechanism.example} does" if mechanism.example else ""
     return f"It {mechanism.words.format(**numbers)}{like}."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def infer_log(path: str | os.PathLike[str], *, group: int | None = None) -> Assu
     segments = [s for s in record_file.segments(record, number) if np.any(s.update)]
     notes = _record_notes(record, number, segments)
     if segments:
-        found = _identified(record.optimizer, segments)
+        found = _identified(_Run.of(record.optimizer, segments))
     else:
         still = "No parameter of this group moved while it was recorded."
         found = Assumptions(record.optimizer, notes=(still,))
@@ -129,25 +129,46 @@ def _record_notes(record: record_file.Record, group: int, segments: Sequence[Seg
     return notes
 
 
-def _identified(name: str, segments: Sequence[Segment]) -> Assumptions:
+@dataclass(frozen=True)
+class _Run:
+    """The recorded updates of one optimizer."""
+
+    name: str
+    training: list[Segment]  # three quarters of the coordinates, to fit
+    exam: list[Segment]  # the rest, to examine
+
+    @classmethod
+    def of(cls, name: str, segments: Sequence[Segment]) -> _Run:
+        training, exam = [], []
+        for segment in segments:
+            n = np.arange(segment.grad.shape[1])
+            if len(n) < 8:
+                training.append(segment)
+                continue
+            training.append(segment.of(n[n % 4 != 3]))
+            exam.append(segment.of(n[n % 4 == 3]))
+        return cls(name, training, [s for s in exam if np.any(s.update)] or training)
+
+    def lr(self, factor: Estimate) -> Estimate:
+        """The learning rate at the first recorded step that has one above zero."""
+        above = self.training[0].lr[self.training[0].lr > 0]
+        first = float(above[0]) if len(above) else 1.0
+        return factor.map(lambda x: first * x)
+
+
+def _identified(run: _Run) -> Assumptions:
     """The simplest rule that reproduces the updates, or the nearest."""
-    training, exam = _split(segments)
-    linear = fit_linear(training)
+    linear = fit_linear(run.training)
     if linear is not None and _explains(linear):
-        return _of_linear(name, linear, exam, training)
-    sign = fit_sign(training)
+        return _of_linear(run, linear)
+    sign = fit_sign(run.training)
     if sign is not None and _explains(sign):
-        return _of_sign(name, sign, exam, training)
-    adaptive = fit_from_start(training)
-    fresh = adaptive is not None
+        return _of_sign(run, sign)
+    adaptive = fit_from_start(run.training) or fit_from_later(run.training)
     if adaptive is None:
-        adaptive = fit_from_later(training)
-    if adaptive is not None and _explains(adaptive):
-        return _of_adaptive(name, adaptive, exam, training, fresh=fresh)
-    if adaptive is None:
-        longest = max(len(segment.lr) for segment in training)
+        longest = max(len(segment.lr) for segment in run.training)
         return Assumptions(
-            name,
+            run.name,
             notes=(
                 "Rules with memory cannot be fitted to this record: its longest run of consecutive "
                 f"steps is {longest}, and it takes {LEAST_STEPS} with {LEAST_UPDATES} updates that "
@@ -155,11 +176,13 @@ def _identified(name: str, segments: Sequence[Segment]) -> Assumptions:
                 "a larger burst.",
             ),
         )
+    if _explains(adaptive):
+        return _of_adaptive(run, adaptive)
     kinds = {"linear in the gradients": linear, "of one length": sign, "like Adam's": adaptive}
     tried = {words: fit.residual for words, fit in kinds.items() if fit is not None}
     words = min(tried, key=lambda kind: tried[kind])
     return Assumptions(
-        name,
+        run.name,
         outside=(
             f"{min(tried[words], 1.0):.2g} of the updates (root mean square) is explained by no "
             "rule of the family that treats each coordinate by itself; the nearest are "
@@ -174,25 +197,8 @@ def _explains(fit: LinearFit | SignFit | AdaptiveFit) -> bool:
     return fit.misfit < ROUNDING or (fit.misfit < 100 * ROUNDING and fit.residual < TOLERANCE)
 
 
-def _split(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """Three quarters of the coordinates to fit, and the rest to examine."""
-    training, exam = [], []
-    for segment in segments:
-        n = np.arange(segment.grad.shape[1])
-        if len(n) < 8:
-            training.append(segment)
-            continue
-        training.append(segment.of(n[n % 4 != 3]))
-        exam.append(segment.of(n[n % 4 == 3]))
-    exam = [s for s in exam if np.any(s.update)]
-    return training, exam or training
-
-
-def _of_linear(
-    name: str, fit: LinearFit, exam: Sequence[Segment], training: Sequence[Segment]
-) -> Assumptions:
-    lr = _rate(fit.factor, training)
-    momentum = fit.momentum
+def _of_linear(run: _Run, fit: LinearFit) -> Assumptions:
+    lr, momentum = run.lr(fit.factor), fit.momentum
     if momentum.holds(0.0):
         momentum = Estimate(0.0, 0.0, max(momentum.high, 0.0))
     ends = ((lr.value, momentum.value), (lr.low, momentum.low), (lr.high, momentum.high))
@@ -216,110 +222,94 @@ def _of_linear(
     if drift.form == "either":
         notes.append("Decay as a term of the loss and decay by itself make the same updates here.")
     return Assumptions(
-        name,
+        run.name,
         Discount("overdamped", lr=response, residual=fit.residual),
         Memory(gradient=_memory(momentum), look_ahead=fit.nesterov if momentum.value else None),
         drift,
         Structure("isotropic"),
-        None if outside else _nearest("SGD", settings, fit.distance(exam)),
+        None if outside else _nearest("SGD", settings, fit.distance(run.exam)),
         outside=tuple(outside),
         notes=tuple(notes),
     )
 
 
-def _of_sign(
-    name: str, fit: SignFit, exam: Sequence[Segment], training: Sequence[Segment]
-) -> Assumptions:
-    lr = _rate(fit.factor, training)
-    found = sign_memories(training, fit.signs)
+def _of_sign(run: _Run, fit: SignFit) -> Assumptions:
+    lr, memories = run.lr(fit.factor), sign_memories(run.training, fit.signs)
     settings: dict[str, Any] = {"lr": lr.value, "weight_decay": max(0.0, fit.weight_decay.value)}
     memory = Memory()
     note = "The memories are unknown: signs show them only from the optimizer's first step on."
-    if found is not None:
-        kept, used = found
+    if memories is not None:
+        kept, used = memories
         memory = Memory(gradient=_memory(kept), used=used)
         settings["betas"] = (used.value, kept.value)
         note = "The intervals of the memories are all values that make every recorded sign."
     return Assumptions(
-        name,
+        run.name,
         Discount("sign", lr=lr, residual=fit.residual),
         memory,
         _drift(fit.weight_decay, lr, "decoupled"),
         Structure("diagonal"),
-        _nearest("Lion", settings, fit.distance(exam)),
+        _nearest("Lion", settings, fit.distance(run.exam)),
         notes=(note,),
     )
 
 
-def _of_adaptive(
-    name: str,
-    fit: AdaptiveFit,
-    exam: Sequence[Segment],
-    training: Sequence[Segment],
-    *,
-    fresh: bool,
-) -> Assumptions:
+def _of_adaptive(run: _Run, fit: AdaptiveFit) -> Assumptions:
     got, variant = fit.estimates, fit.variant
-    lr = _rate(got["factor"], training)
-    notes = []
-    eps: Estimate | None = got["eps"]
-    if got["eps"].low <= 0:
-        if fresh:
-            notes.append(
-                f"eps is not distinguishable from zero: it is below {got['eps'].high:.2g}."
-            )
-        eps = eps if fresh else None
-    if not fresh:
+    lr, eps, notes = run.lr(got["factor"]), got["eps"], []
+    if not fit.fresh:
         notes.append(
             "The record began after the optimizer: eps and the bias correction cannot be "
             "identified."
         )
+    elif eps.low <= 0:
+        notes.append(f"eps is not distinguishable from zero: it is below {eps.high:.2g}.")
     if variant.saturated:
         shared = got["shared"].value
-        alike = f", of which {shared:.4g} is shared" if shared else ""
+        share = f", of which {shared:.4g} is shared" if shared else ""
         notes.append(
             "Steps are shortened where curvature bends them "
-            f"(saturation {got['saturation'].value:.4g}{alike})."
+            f"(saturation {got['saturation'].value:.4g}{share})."
         )
-    kind = "between" if got["gamma"].low > 0 else "ballistic"
-    distance = fit.distance(exam) if fresh else fit.residual
     return Assumptions(
-        name,
-        Discount(kind, lr=lr, gamma=got["gamma"], eps=eps, residual=fit.residual),
+        run.name,
+        Discount(
+            "between" if got["gamma"].low > 0 else "ballistic",
+            lr=lr,
+            gamma=got["gamma"],
+            eps=eps if fit.fresh else None,
+            residual=fit.residual,
+        ),
         Memory(
             gradient=_memory(got["beta1"]),
             curvature=_memory(got["beta2"]),
             look_ahead=variant.look_ahead,
             centred=variant.centred,
-            diffuse=variant.corrected if fresh else None,
+            diffuse=variant.corrected if fit.fresh else None,
         ),
         _drift(got["weight_decay"], lr, "coupled" if variant.coupled else "decoupled"),
         Structure("diagonal"),
-        _adaptive_member(fit, lr, distance, fresh),
+        _adaptive_member(fit, lr, fit.distance(run.exam) if fit.fresh else fit.residual),
         notes=tuple(notes),
     )
 
 
-def _adaptive_member(
-    fit: AdaptiveFit, lr: Estimate, distance: float, fresh: bool
-) -> Nearest | None:
+def _adaptive_member(fit: AdaptiveFit, lr: Estimate, distance: float) -> Nearest | None:
     got, variant = fit.estimates, fit.variant
     decay = 0.0 if got["weight_decay"].holds(0.0) else got["weight_decay"].value
     if got["gamma"].low > 0 or variant.look_ahead or variant.saturated:
         return None  # no member of the zoo has these parts
     if variant.coupled and decay:
         return None
-    betas = (got["beta1"].value, got["beta2"].value)
+    betas, eps = (got["beta1"].value, got["beta2"].value), {"eps": got["eps"].value}
     settings: dict[str, Any] = {"lr": lr.value, "betas": betas}
     if variant.centred:
         return _nearest("AdaBelief", settings, distance)
-    settings["eps"] = got["eps"].value
-    if betas[0] < 1e-3 and not decay and not (fresh and variant.corrected):
-        settings = {"lr": lr.value, "alpha": betas[1], "eps": got["eps"].value}
-        return _nearest("RMSprop", settings, distance)
     if decay:
-        return _nearest("AdamW", {**settings, "weight_decay": decay}, distance)
-    return _nearest("Adam", settings, distance)
+        return _nearest("AdamW", {**settings, **eps, "weight_decay": decay}, distance)
+    if betas[0] < 1e-3 and not (fit.fresh and variant.corrected):
+        return _nearest("RMSprop", {"lr": lr.value, "alpha": betas[1], **eps}, distance)
+    return _nearest("Adam", {**settings, **eps}, distance)
 
 
 def _nearest(name: str, settings: dict[str, Any], distance: float) -> Nearest:
@@ -331,13 +321,6 @@ def _nearest(name: str, settings: dict[str, Any], distance: float) -> Nearest:
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
     return Nearest(name, {key: tidy(value) for key, value in settings.items()}, distance)
-
-
-def _rate(factor: Estimate, training: Sequence[Segment]) -> Estimate:
-    """The learning rate at the first recorded step that has one above zero."""
-    above = training[0].lr[training[0].lr > 0]
-    first = float(above[0]) if len(above) else 1.0
-    return factor.map(lambda x: first * x)
 
 
 def _memory(beta: Estimate) -> Estimate:

@@ -19,9 +19,9 @@ from scipy.optimize import least_squares
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import DiagonalModel, History
+from lossnav.inference.fit import DiagonalModel, History
 from lossnav.inference.log.linear import ROUNDING
-from lossnav.inference.log.record_file import Segment
+from lossnav.inference.log.record_file import Segment, relative
 
 SINGLE = 1.2e-7
 """Constants are rounded to single precision before they are used."""
@@ -29,6 +29,7 @@ LEAST_STEPS, LEAST_UPDATES, LEAST_FIRST = 16, 200, 4
 """Consecutive steps and updates that a fit takes, and steps where the record begins with them."""
 NAMES = ("factor", "beta1", "beta2", "eps", "weight_decay", "gamma", "saturation", "shared")
 _FACTOR, _BETA1, _BETA2, _EPS, _DECAY, _GAMMA, _SATURATION, _SHARED = range(8)
+_POSITIVE = [_EPS, _GAMMA, _SATURATION, _SHARED]
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,14 @@ class AdaptiveFit:
     estimates: dict[str, Estimate]
     misfit: float  # root-mean-square residual, in units of rounding
     residual: float  # the same relative to the updates
+    fresh: bool  # whether the record began with the optimizer
 
     def distance(self, others: Sequence[Segment]) -> float:
         """Relative distance from the updates of other coordinates."""
         p = np.array([self.estimates[name].value for name in NAMES])
         p[_BETA1 : _BETA2 + 1] = -np.log1p(-np.minimum(p[_BETA1 : _BETA2 + 1], 1 - 1e-9))
         fresh = [s for s in others if s.fresh]
-        gaps = np.concatenate([(_updates(s, self.variant, p) - s.update).ravel() for s in fresh])
-        return float(np.linalg.norm(gaps) / np.linalg.norm(_flat(fresh, "update")))
-
-
-def _flat(segments: Sequence[Segment], name: str) -> FloatArray:
-    return np.concatenate([getattr(s, name).ravel() for s in segments])
+        return relative([_updates(s, self.variant, p) - s.update for s in fresh], fresh)
 
 
 def _updates(
@@ -159,7 +156,7 @@ class _FreshProblem:
 
     def __init__(self, used: Sequence[Segment], variant: Variant) -> None:
         self.used, self.variant = used, variant
-        gradient = math.sqrt(float(np.mean(_flat(used, "grad") ** 2)))
+        gradient = math.sqrt(float(np.mean(np.concatenate([s.grad.ravel() for s in used]) ** 2)))
         rate = float(np.mean(np.concatenate([np.abs(s.update / s.rate).ravel() for s in used])))
         self.idle = gradient == 0 or rate == 0
         self.unit = np.array([rate, 1, 1, gradient, 1, gradient, 1, 1])
@@ -219,19 +216,18 @@ class _FreshProblem:
         if not self.variant.coupled:  # 1 - lr * weight_decay is rounded before it is used
             rate = p[_FACTOR] * min(s.rate for s in self.used)
             half[_DECAY] += SINGLE / max(rate, 1e-300)
-        estimates = {}
-        for i, name in enumerate(NAMES):
-            low, high = p[i] - half[i], p[i] + half[i]
-            if i >= _GAMMA or i == _EPS:
-                low = max(0.0, low)
-            if i == _EPS and low == 0:
-                high = max(high, self._upper_eps(best.x))
-            estimates[name] = Estimate(float(p[i]), float(low), float(high))
-            if i in (_BETA1, _BETA2):
-                estimates[name] = _beta(p[i], 1.96 * errors[i])
-        rounding, moved = _flat(self.used, "error"), _flat(self.used, "update")
-        residual = float(np.linalg.norm(best.fun * rounding) / np.linalg.norm(moved))
-        return AdaptiveFit(self.variant, estimates, misfit, residual)
+        low, high = p - half, p + half
+        low[_POSITIVE] = low[_POSITIVE].clip(min=0)
+        if low[_EPS] == 0:
+            high[_EPS] = max(high[_EPS], self._upper_eps(best.x))
+        ends = np.stack([p, low, high], axis=1).tolist()
+        estimates = {name: Estimate(*three) for name, three in zip(NAMES, ends, strict=True)}
+        for i in (_BETA1, _BETA2):
+            memory = (p[i], max(0.0, p[i] - 1.96 * errors[i]), p[i] + 1.96 * errors[i])
+            estimates[NAMES[i]] = _beta(*memory)
+        rounding = np.concatenate([s.error.ravel() for s in self.used])
+        residual = relative([best.fun * rounding], self.used)
+        return AdaptiveFit(self.variant, estimates, misfit, residual, fresh=True)
 
     def _upper_eps(self, x: FloatArray) -> float:
         """The eps above which the fit becomes significantly worse."""
@@ -249,9 +245,9 @@ class _FreshProblem:
         return float((x[at] + high) * self.unit[_EPS])
 
 
-def _beta(x: float, half: float) -> Estimate:
-    """The decay factor of a memory of length exp(x)."""
-    value, low, high = (-math.expm1(-y) for y in (x, max(0.0, x - half), x + half))
+def _beta(*logs: float) -> Estimate:
+    """The decay factor of a memory, from the log of its length and the ends of that."""
+    value, low, high = (-math.expm1(-y) for y in logs)
     return Estimate(value, max(0.0, low - SINGLE), min(1.0, high + SINGLE))
 
 
@@ -359,11 +355,8 @@ class _LateProblem:
             return Estimate(*(math.exp(x[i] + s * half[i]) for s in (0, -1, 1)))
 
         def beta(i: int) -> Estimate:
-            value, low, high = (
-                -math.expm1(-math.exp(min(x[i] + s * half[i], 5.0))) for s in (0, -1, 1)
-            )
-            low = 0.0 if value < 1e-3 else low  # a memory so short leaves no trace
-            return Estimate(value, max(0.0, low - SINGLE), min(1.0, high + SINGLE))
+            memory = _beta(*(math.exp(min(x[i] + s * half[i], 5.0)) for s in (0, -1, 1)))
+            return replace(memory, low=0.0) if memory.value < 1e-3 else memory  # it leaves no trace
 
         estimates = dict.fromkeys(NAMES, Estimate.exactly(0.0)) | {
             "factor": positive(0),
@@ -375,9 +368,9 @@ class _LateProblem:
         if self.variant.discounted:
             estimates["gamma"] = positive(5)
         ahead = self.variant.look_ahead and estimates["beta1"].value > 1e-3
-        moved = np.linalg.norm(self.segment.update)
-        residual = float(np.linalg.norm(left * self.segment.error) / moved)
-        return AdaptiveFit(replace(self.variant, look_ahead=ahead), estimates, misfit, residual)
+        residual = relative([left * self.segment.error], [self.segment])
+        variant = replace(self.variant, look_ahead=ahead)
+        return AdaptiveFit(variant, estimates, misfit, residual, fresh=False)
 
 
 def _eliminated(

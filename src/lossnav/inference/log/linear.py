@@ -19,8 +19,8 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
-from lossnav.inference.fit.simulation import averaged
-from lossnav.inference.log.record_file import Segment
+from lossnav.inference.fit import averaged
+from lossnav.inference.log.record_file import Segment, relative
 
 ROUNDING = 4.0
 """A misfit below this many units of rounding counts as none."""
@@ -125,9 +125,8 @@ class SignFit:
         gaps = []
         for s in others:
             step = self.factor.value * (np.sign(s.update) - self.weight_decay.value * s.theta)
-            gaps.append((s.update - s.lr[:, None] * step).ravel())
-        moved = np.concatenate([s.update.ravel() for s in others])
-        return float(np.linalg.norm(np.concatenate(gaps)) / np.linalg.norm(moved))
+            gaps.append(s.update - s.lr[:, None] * step)
+        return relative(gaps, others)
 
 
 def fit_sign(segments: Sequence[Segment]) -> SignFit | None:

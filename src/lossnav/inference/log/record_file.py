@@ -10,7 +10,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -219,6 +219,12 @@ def segments(record: Record, group: int) -> list[Segment]:
             x, g, u, q = (a[np.ix_(steps, columns)] for a in (theta, grad, update, square))
             found.append(Segment(x, g, u, q, _rounding(x, u, unit[columns]), lr[steps], first))
     return found
+
+
+def relative(gaps: Sequence[FloatArray], segments: Sequence[Segment]) -> float:
+    """Size of the residuals of segments, relative to their updates (root mean square)."""
+    left, moved = ([np.ravel(x) for x in each] for each in (gaps, [s.update for s in segments]))
+    return float(np.linalg.norm(np.concatenate(left)) / np.linalg.norm(np.concatenate(moved)))
 
 
 def _rounding(theta: FloatArray, update: FloatArray, unit: FloatArray) -> FloatArray:

@@ -64,14 +64,12 @@ def infer_path(
     with independent normal errors of one unknown variance:
     :math:`y_i = \theta(t_i) + \epsilon_i`. The start :math:`\theta(t_0)` is a parameter.
 
-    **What one path shows.** The path depends on :math:`\eta, k` and the scale of the metric only
-    through :math:`\eta k`. Near a minimum of a quadratic loss, each curvature h shows one rate,
-    :math:`\rho(h) = \sqrt{\gamma^2/4+\eta k h}-\gamma/2`. One curvature leaves a curve of equally
-    good pairs :math:`(\eta k,\gamma)`. Two or more separate them, since rates grow as
-    :math:`\sqrt h` for :math:`\gamma=0` and as h for gradient descent (:math:`\gamma\to\infty` with
-    :math:`\eta k/\gamma` fixed; paper Fig. 2d); so does a loss that is not quadratic. A diagonal
-    metric gives each coordinate a rate of its own, so that gamma is identified only where H is not
-    diagonal, or the loss not quadratic. The result says what this path does not identify.
+    The path depends on :math:`\eta, k` and the scale of the metric only through :math:`\eta k`.
+    Near a minimum of a quadratic loss, each curvature h shows one rate,
+    :math:`\rho(h) = \sqrt{\gamma^2/4+\eta k h}-\gamma/2`, so that two or more curvatures, or a
+    loss that is not quadratic, identify :math:`\gamma`. For gradient descent
+    :math:`\gamma\to\infty` with :math:`\eta k/\gamma` fixed. The result says what this path does
+    not identify.
 
     Args:
         t: Increasing times ``(N,)``, in any unit; rates are per that unit.
@@ -162,7 +160,7 @@ class _Profile:
         self.grid = _GRID if model.linear else _GRID[::2]
         for z in self.grid[1:]:
             self.at(z)
-        if model.linear:  # a better fit may have been found on the way
+        if model.linear:  # a later node may give a better start
             for z in self.grid[-2::-1]:
                 again = self._fit(z, self._nearest(z, above=True).x)
                 self._known[z] = min(self._known[z], again, key=lambda fit: fit.S)
@@ -243,11 +241,11 @@ class _Profile:
 
 
 def _variances(jac: FloatArray) -> FloatArray:
-    """The diagonal of the inverse information; infinite for what the Jacobian does not see."""
+    """The diagonal of the inverse information; infinite where the Jacobian is singular."""
     _, sizes, rows = np.linalg.svd(jac, full_matrices=False)
-    seen = sizes > _SINGULAR * sizes[0]
-    hidden = (rows[~seen] ** 2).sum(axis=0) > 1e-8
-    v = ((rows[seen] / sizes[seen, None]) ** 2).sum(axis=0)
+    shown = sizes > _SINGULAR * sizes[0]
+    hidden = (rows[~shown] ** 2).sum(axis=0) > 1e-8
+    v = ((rows[shown] / sizes[shown, None]) ** 2).sum(axis=0)
     return np.where(hidden, math.inf, v)
 
 

@@ -50,10 +50,10 @@ class PathModel:
     """Observations and the family of paths that is fitted to them.
 
     Parameters of a fit are a vector x: the logarithms of the rate and of the metric's ratios, drift
-    rates times the duration, and where the path is not linear in it, the start. Gamma is apart.
+    rates times the duration, and where the path is not linear in it, the start. Gamma is separate.
 
     Attributes:
-        names: Names of the parameters of interest, gamma apart.
+        names: Names of the parameters of interest besides gamma.
         curvature: The reference curvature h_0.
         count: Number of unknowns that the observations determine.
     """
@@ -207,8 +207,8 @@ class PathModel:
         z = self.t[:, None] * rho
         with np.errstate(over="ignore", invalid="ignore"):
             left, driven = np.exp(-z), self.t[:, None] * phi(z) * d
-            seen = (self.theta - self.form.center) @ vectors
-            start = (left * (seen - driven)).sum(axis=0) / (left**2).sum(axis=0)
+            observed = (self.theta - self.form.center) @ vectors
+            start = (left * (observed - driven)).sum(axis=0) / (left**2).sum(axis=0)
             path = left * start + driven
         center = self.form.center
         return Predicted(center + path @ vectors.T, center + vectors @ start)

@@ -32,7 +32,7 @@ class ProbedOptimizer:
         shape: Shape of each tensor.
         name: Name for reports; by default the optimizer's own.
         seed: Seed of the gradients.
-        watch: Is told each step that begins, and may end the work there.
+        watch: Notified of each step that begins; it may end the work there.
 
     Attributes:
         size: Size of the gradients of probes.
@@ -90,9 +90,7 @@ class ProbedOptimizer:
         theta = np.broadcast_to(rng.standard_normal((2, *self.shape)), g.shape)
         for self._alone in (False, True):
             try:
-                with np.errstate(all="ignore"), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    runs.append(self._moves(g, theta, free=False, rate=1.0))
+                runs.append(self._moves(g, theta, free=False, rate=1.0))
             except ProbeError:  # it branches on values, or fails; a probe will say how
                 return False
         listed, mapped = runs
@@ -115,18 +113,13 @@ class ProbedOptimizer:
             rate: Factor of the learning rate.
         """
         grads = np.ascontiguousarray(grads, dtype=np.float64)
-        tensors = grads.shape[1]
-        if not self.together and tensors > 1:
-            each = [_of_tensor(theta, i, grads.ndim) for i in range(tensors)]
-            runs = (self.run(grads[:, [i]], each[i], free=free, rate=rate) for i in range(tensors))
-            return np.concatenate(list(runs), axis=1)
-        place = self.rest if theta is None else theta
-        if np.ndim(place) == len(self.shape):
-            place = np.broadcast_to(place, (tensors, *self.shape))
-        weights = np.broadcast_to(place, grads.shape) if np.ndim(place) < grads.ndim else place
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            moves = self._moves(grads, weights, free, rate)
+        weights = np.broadcast_to(self.rest if theta is None else theta, grads.shape)
+        each = [slice(i, i + 1) for i in range(grads.shape[1])]
+        runs = [
+            self._moves(grads[:, part], weights[:, part], free, rate)
+            for part in ([slice(None)] if self.together else each)
+        ]
+        moves = np.concatenate(runs, axis=1)
         if theta is None and self.decay:
             moves = moves + self.decay * self.rest
         if not np.isfinite(moves).all():
@@ -142,7 +135,7 @@ class ProbedOptimizer:
         moves, theta = np.empty_like(grads), np.array(weights[0])
         t = None
         try:
-            with self._one_thread():
+            with self._quietly():
                 self.watch.begin_step(0)
                 step = self._adapter.start(theta, rate=rate, alone=self._alone)
                 for t, grad in enumerate(grads):
@@ -177,34 +170,29 @@ class ProbedOptimizer:
         return ProbeError(f"{self.name} raised {what}.")
 
     @contextlib.contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Settings of torch for tensors so small that threads cost more than they save."""
-        if self._adapter.kind != "torch":
-            yield
-            return
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            # In half precision oneDNN takes a hundred times as long as the plain product.
-            with torch.backends.mkldnn.flags(enabled=False):
+    def _quietly(self) -> Iterator[None]:
+        """No warnings, and torch on one thread: for small tensors more cost more than they save."""
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self._adapter.kind != "torch":
                 yield
-        finally:
-            torch.set_num_threads(threads)
+                return
+            import torch
+
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                # In half precision oneDNN takes a hundred times as long as the plain product.
+                with torch.backends.mkldnn.flags(enabled=False):
+                    yield
+            finally:
+                torch.set_num_threads(threads)
 
 
 def label_of(optimizer: Any) -> str:
-    """What to call an optimizer that nobody has named."""
+    """Name of an unnamed optimizer: that of its class or function."""
     label = getattr(optimizer, "__name__", type(optimizer).__name__)
     return "the optimizer" if label in ("<lambda>", "partial") else str(label)
-
-
-def _of_tensor(theta: FloatArray | None, i: int, ndim: int) -> FloatArray | None:
-    """The weights of one tensor among many."""
-    if theta is None or np.ndim(theta) == ndim - 2:
-        return theta
-    return theta[:, [i]] if np.ndim(theta) == ndim else theta[[i]]
 
 
 def averaged_run(probed: ProbedOptimizer, grads: FloatArray) -> FloatArray:

@@ -8,7 +8,8 @@ gradients at zero weights gives the same steps, which distinguishes it from drif
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -73,21 +74,21 @@ def measure(probed: ProbedOptimizer, *, whole: bool = True) -> Pull:
     if random and A is not None:
         allowed = max(_SAME, 2 * n * spread / float(np.linalg.norm(A)))
     scales = _scales(probed, g[:, :4], x[:4], odd[:, :4]) if probed.has_rate else None
+    measured = WeightDrift(scales_with_lr=scales, offset=offset)
     if steady and plain < allowed:
         form = "either" if acts_as_gradient else "decoupled"
-        drift = WeightDrift(form, decay=decay, scales_with_lr=scales, offset=offset)
+        drift = replace(measured, form=form, decay=decay)
         return Pull(drift, penalty if acts_as_gradient else None, decay)
     if acts_as_gradient:
-        return Pull(WeightDrift("coupled", scales_with_lr=scales, offset=offset), penalty)
+        return Pull(replace(measured, form="coupled"), penalty)
     if steady and A is not None:
         flat = x.reshape(len(x), -1)
         if gap(odd.mean(axis=0).reshape(len(x), -1), flat @ A.T) < _SAME:
-            return Pull(_split(A, spread, decay, offset, scales), None, decay)
+            return Pull(replace(measured, form="linear", **_parts(A, spread, decay)), None, decay)
     top, bottom = odd * g[_BEGIN:], even[_BEGIN:] * x
     w = float((top * bottom).sum() / max((bottom**2).sum(), 1e-300))
-    if gap(top, w * bottom) < _SAME:
-        return Pull(WeightDrift("planned", scales_with_lr=scales, offset=offset))
-    return Pull(WeightDrift("other", scales_with_lr=scales, offset=offset))
+    form = "planned" if gap(top, w * bottom) < _SAME else "other"
+    return Pull(replace(measured, form=form))
 
 
 def _offset(probed: ProbedOptimizer) -> Estimate | None:
@@ -141,21 +142,17 @@ def _matrix(odd: FloatArray, x: FloatArray) -> tuple[FloatArray, float]:
     return A, float(noise * np.sqrt(np.mean(np.diag(np.linalg.pinv(flat.T @ flat)))))
 
 
-def _split(
-    A: FloatArray, spread: float, decay: Estimate, offset: Estimate | None, scales: bool | None
-) -> WeightDrift:
+def _parts(A: FloatArray, spread: float, decay: Estimate) -> dict[str, Any]:
+    """Decay and rotation of A, where they are distinguishable from zero."""
     angle = float(np.linalg.norm((A - A.T) / 2, 2))
     half = max(2 * spread, 2 * RESOLUTION * angle)
     turning = angle > 1e-3 * np.linalg.norm(A, 2) and angle > 2 * spread
     losing = abs(decay.value) > max(1e-6 * angle, 2 * spread / np.sqrt(len(A)))
-    return WeightDrift(
-        "linear",
-        decay=decay if losing else None,
-        rotation=Estimate.within(angle, half) if turning else None,
-        offset=offset,
-        scales_with_lr=scales,
-        matrix=tuple(map(tuple, A.tolist())) if len(A) <= _SMALL_MATRIX else (),
-    )
+    return {
+        "decay": decay if losing else None,
+        "rotation": Estimate.within(angle, half) if turning else None,
+        "matrix": tuple(map(tuple, A.tolist())) if len(A) <= _SMALL_MATRIX else (),
+    }
 
 
 def _scales(probed: ProbedOptimizer, g: FloatArray, x: FloatArray, odd: FloatArray) -> bool | None:

@@ -103,7 +103,7 @@ def _kind(distances: dict[str, float], others: float, orthogonal: bool, same: fl
 
 
 def _orthogonal(d: FloatArray) -> bool:
-    """Whether the singular values of each step are alike, as those of noise are not."""
+    """Whether the singular values of each step are nearly equal; those of noise are not."""
     s = np.linalg.svd(d, compute_uv=False)
     # Newton-Schulz leaves 0.7 to 1.2; the least one of a random matrix is far smaller.
     return bool(np.median(s[..., -1] / np.maximum(s[..., 0], 1e-300)) > 0.5)
@@ -118,7 +118,7 @@ def _one_direction(d: FloatArray) -> bool:
 
 
 def _factored(probed: ProbedOptimizer) -> tuple[bool, float]:
-    """Whether the response goes by a coordinate's own noise, or by that of its row and column.
+    """Whether the response depends on the noise of row and column, not of the coordinate itself.
 
     The distance is the share of the response's variance that rows and columns do not explain.
     """
@@ -169,7 +169,7 @@ def on_weight_size(probed: ProbedOptimizer) -> float:
     """Relative change of steps with the size of the weights, besides drift.
 
     Averaging the steps at weights and at minus the weights removes drift, but not a factor that
-    goes with their size.
+    depends on their size.
     """
     g = _noise(probed)
     x = probed.rng.standard_normal((2, *probed.shape))
@@ -178,7 +178,7 @@ def on_weight_size(probed: ProbedOptimizer) -> float:
 
 
 def projects_weights(probed: ProbedOptimizer) -> bool:
-    """Whether some steps have no component along the weights, which chance does not make."""
+    """Whether some steps have no component along the weights, up to rounding."""
     rng = np.random.default_rng(0)  # the other probes' gradients stay the same
     x = rng.standard_normal((4, *probed.shape))
     g = probed.size * rng.standard_normal((SHORT, *x.shape))
@@ -238,15 +238,12 @@ def clips_by_norm(probed: ProbedOptimizer, corner: float) -> bool:
     return gap(moves[:, 0], moves[:, 1]) > 0.1
 
 
-def kept_weights(probed: ProbedOptimizer) -> tuple[str, int]:
-    """What a copy of the weights is for: ``"lookahead"``, ``"average"`` or ``"other"``.
+def kept_weights(probed: ProbedOptimizer) -> tuple[str, str]:
+    """The mechanism that a copy of the weights is for, and a sentence about it.
 
     Gradients of one direction for a while, then none. A slow copy that weights return to every k
     steps shows as steps back at multiples of k. Weights that are averaged with those ahead of them
     go on moving forward, by a power of time; a memory of gradients ends exponentially.
-
-    Returns:
-        The kind, and k.
     """
     way = signs(probed.rng, 1, *probed.shape)
     g = np.zeros((4 * _LONG, 1, *probed.shape))
@@ -256,8 +253,8 @@ def kept_weights(probed: ProbedOptimizer) -> tuple[str, int]:
     back = np.flatnonzero(forward[:_LONG] < 0) + 1
     spacing = set(np.diff(back).tolist())
     if len(back) >= 4 and len(spacing) == 1 and back[0] % (k := spacing.pop()) == 0:
-        return "lookahead", k
+        return "lookahead", f" Every {k} steps they return towards it (Lookahead)."
     early, late = forward[_LONG + 20 : _LONG + 60].mean(), forward[-80:-40].mean()
     if early > 0 and 0.01 * early < late < early:
-        return "average", 0
-    return "other", 0
+        return "parameter averaging", " It averages the weights (Schedule-Free)."
+    return "copy of the weights", ""

@@ -1,7 +1,8 @@
-r"""The effect of our own moves on gradients, from the correlations of gradients in time.
+r"""Choices of beta1, beta2 and the discount, from measured gradients and curvatures.
 
-Near a minimum, in units in which the rule's D is one, each eigenvector of the Hessian moves alone.
-With its mean gradient y, a rule with memory :math:`\beta` and z = lr times curvature,
+**beta1, by the closed loop** of gradients and our own moves. Near a minimum, in units in which the
+rule's D is one, each eigenvector of the Hessian moves alone. With its mean gradient y, a rule with
+memory :math:`\beta` and z = lr times curvature,
 
 .. math:: m_t=\beta m_{t-1}+(1-\beta)(y_t+n_t),\qquad y_{t+1}=y_t-z\,u_t+w_t,
 
@@ -19,26 +20,37 @@ follows without trying it. In units of lr/2 it is the excess loss, :math:`\sum\l
 An unstable loop has no variance. Networks do not diverge there: they move to where the curvature
 is as large as the rule tolerates. So z is capped at `YIELDING` times the limit; J depends little on
 it.
+
+**beta2 and the discount, by the curvature** as a function of the variance of gradients. The belief
+is :math:`h=\kappa v`. A rule with discount :math:`\Gamma` moves by :math:`m/D`, with
+:math:`D=\Gamma+\sqrt{\Gamma^2+v}`; without discount the best D is :math:`\sqrt h`. So the rule
+suits curvatures :math:`h\propto D^2`, which no longer fall with v where :math:`\sqrt v\ll\Gamma`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
 from lossnav._base.checks import FloatArray
+from lossnav.inference.assumptions import Estimate
+from lossnav.inference.fit import of_samples
+from lossnav.rules.family import speed_limit
 
 YIELDING = 0.8
 LAGS = 30
 """Correlations to use. With more, the grid of z is too coarse for the phase of fast swings."""
 BLOCKS = 10
 _GRID = 40
-_LEFT = 0.1  # of the gain that may be left for a smaller change
+_BETAS = np.round(1 - np.geomspace(1.0, 0.01, 41), 4)
+"""The memories to choose from: from none to a hundred steps, evenly in their logarithm."""
+_ENOUGH = 0.9  # share of the possible gain for which a smaller change is preferred
+BINS = 12
+_STEPS = 121
 
 
 def limit(beta: float, nesterov: bool = False) -> float:
@@ -92,13 +104,6 @@ def correlations(
     return of_noise, of_push
 
 
-@cache
-def _betas() -> FloatArray:
-    """The memories to choose from: from none to a hundred steps, evenly in their logarithm."""
-    result: FloatArray = np.round(1 - np.geomspace(1.0, 0.01, 41), 4)
-    return result
-
-
 def products(g: FloatArray, weight: FloatArray, lags: int) -> FloatArray:
     """Weighted sums of ``g[t] * g[t + k]`` over coordinates ``(steps, lags)``, NaN past the end."""
     result = np.full((len(g), lags), np.nan)
@@ -137,9 +142,8 @@ class Mixture:
     def lost(self, beta: float, nesterov: bool) -> float:
         """J with another memory, for each unit of the gradients' power, in units of lr/2."""
         z = np.minimum(self.z, YIELDING * limit(beta, nesterov))
-        noise, push = variances(z, beta, nesterov)
-        each = (self.noise * noise[:, 0, 0] + self.push * push[:, 0, 0]) / z
-        return float(each.sum())
+        noise, push = (one[:, 0, 0] for one in variances(z, beta, nesterov))
+        return float(((self.noise * noise + self.push * push) / z).sum())
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,7 @@ class MemoryChoice:
 
     beta1: float
     nesterov: bool
-    best: float  # the memory with the least J, with that look-ahead
-    low: float  # 95 % interval of best
-    high: float
+    best: Estimate  # the memory with the least J, with that look-ahead
     gain: tuple[float, float]
     sure: bool  # whether there is a gain whichever tenth of the steps is left out
     sharpest: float  # z below which 99 % of the gradients' power lies
@@ -165,8 +167,8 @@ class MemoryChoice:
     fitted: FloatArray
 
 
-def choose(
-    g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = False, lags: int = LAGS
+def choose_beta1(
+    g: FloatArray, weight: FloatArray, beta: float, nesterov: bool = False
 ) -> MemoryChoice:
     """Choose the memory that suits the loop that made these gradients.
 
@@ -176,17 +178,15 @@ def choose(
         g: Gradients ``(steps, coordinates)`` under a rule with memory ``beta``.
         weight: For each coordinate, the coordinates it stands for over the rule's D.
         beta: Memory of the rule; ``nesterov``: whether it looks ahead.
-        lags: Correlations to use.
     """
-    lags = max(4, min(lags, len(g) // 4))
+    lags = max(4, min(LAGS, len(g) // 4))
     table = products(g, weight, lags)
     C = np.nanmean(table, axis=0)
-    betas = np.append(_betas(), beta)
+    betas = np.append(_BETAS, beta)
     own = (int(nesterov), len(betas) - 1)
 
     def losses(found: Mixture) -> FloatArray:
-        every = [[found.lost(float(b), ahead) for b in betas] for ahead in (False, True)]
-        return np.array(every)
+        return np.array([[found.lost(float(b), ahead) for b in betas] for ahead in (False, True)])
 
     mixture = Mixture.fit(C, beta, nesterov)
     J = losses(mixture)
@@ -194,17 +194,14 @@ def choose(
     replicas = np.array(
         [losses(Mixture.fit(np.nanmean(part, axis=0), beta, nesterov)) for part in kept]
     )
-    other = 1 - own[0]
-    least = replicas.min(axis=2)
-    ahead = other if (least[:, other] < least[:, own[0]]).all() else own[0]
+    ahead, least = own[0], replicas.min(axis=2)
+    if (least[:, 1 - ahead] < least[:, ahead]).all():
+        ahead = 1 - ahead
     at = int(J[ahead].argmin())
-    most = J[own] - J[ahead, at]
-    distance = np.abs(np.log((1 - betas) / (1 - beta)))
-    near = J[ahead] <= J[ahead, at] + _LEFT * most
-    at_choice = int(np.where(near, distance, np.inf).argmin())
+    at_choice = nearest_good(betas, J[own] - J[ahead])
     gains = replicas[:, own[0], own[1]] - replicas[:, ahead, at_choice]
     sure = bool((gains > 0).all())
-    low, high = memory_interval(betas, at, replicas[:, ahead].argmin(axis=1))
+    best = with_interval(betas, at, replicas[:, ahead].argmin(axis=1))
     if not sure:
         ahead, at_choice = own
     order = np.cumsum(mixture.share) / mixture.share.sum()
@@ -212,9 +209,7 @@ def choose(
     return MemoryChoice(
         beta1=float(betas[at_choice]),
         nesterov=bool(ahead),
-        best=float(betas[at]),
-        low=low,
-        high=high,
+        best=best,
         gain=(float(J[own] - J[ahead, at_choice]), jackknife_error(gains)),
         sure=sure,
         sharpest=float(mixture.z[int(np.searchsorted(order, 0.99))]),
@@ -224,16 +219,127 @@ def choose(
     )
 
 
+def nearest_good(betas: FloatArray, gain: FloatArray) -> int:
+    """Of the memories with nine tenths of the best gain, the nearest to the present, last one."""
+    apart = np.abs(np.log((1 - betas) / (1 - betas[-1])))
+    return int(np.where(gain >= _ENOUGH * gain.max(), apart, np.inf).argmin())
+
+
 def jackknife_error(replicas: FloatArray) -> float:
     """Standard error of an estimate from its values with one part of the data left out."""
     n = len(replicas)
     return math.sqrt((n - 1) / n * float(np.sum((replicas - replicas.mean()) ** 2)))
 
 
-def memory_interval(betas: FloatArray, at: int, replicas: Any) -> tuple[float, float]:
-    """95 % interval of the memory ``betas[at]``; ``replicas`` are the choices of the jackknife."""
+def with_interval(betas: FloatArray, at: int, replicas: Any) -> Estimate:
+    """The memory ``betas[at]``; ``replicas`` are the choices of the jackknife."""
     logs = np.log(1 - betas)
     # Also the spacing of the grid.
     half = 1.96 * jackknife_error(logs[replicas]) + abs(logs[1] - logs[0])
-    low, high = (float(1 - math.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
-    return low, high
+    ends = (float(1 - math.exp(min(logs[at] + s * half, 0.0))) for s in (1, -1))
+    return Estimate(float(betas[at]), *ends)
+
+
+@dataclass(frozen=True)
+class CurvatureLaw:
+    """The fitted law."""
+
+    kappa: Estimate  # curvature per unit of variance: the sum of h over the sum of v
+    exponent: Estimate  # p of h ~ v**p; Adam assumes one
+    gamma: Estimate  # the discount; its interval begins at zero where none is needed
+    variance: FloatArray  # the mean of each in bins of v, for drawing
+    curvature: FloatArray
+
+
+@dataclass(frozen=True)
+class VarianceMemory:
+    """The memory of squared gradients to use.
+
+    Attributes:
+        beta2: Of those with nine tenths of the possible gain, the nearest to the present one; the
+            present one if the gain is not ``sure``.
+    """
+
+    beta2: float
+    best: Estimate  # the memory that makes v the best proxy of curvature
+    sure: bool  # whether the choice is better whichever probe is left out
+
+
+def kappa(h: FloatArray, v: FloatArray, weight: FloatArray) -> Estimate:
+    """Curvature for each unit of variance, from probes ``h`` ``(probes, coordinates)``."""
+    return of_samples((h @ weight) / float(v @ weight), 0.0)
+
+
+def fit_law(h: FloatArray, v: FloatArray, weight: FloatArray) -> CurvatureLaw:
+    """Compare laws of curvature in bins of v, each bin by its spread over the probes.
+
+    Args:
+        h: Unbiased estimates of the curvature ``(probes, coordinates)``, each noisy.
+        v: Variance of the gradient, or its mean square, of each coordinate.
+        weight: How many coordinates each stands for.
+    """
+    alive = v > 0
+    h, v, weight = h[:, alive], v[alive], weight[alive]
+    order = np.argsort(v)
+    bins = [b for b in np.array_split(order, BINS) if len(b)]
+    sums = np.array([h[:, b] @ weight[b] for b in bins])  # (bins, probes)
+    mean, probes = sums.mean(axis=1), sums.shape[1]
+    error = sums.std(axis=1, ddof=1) / math.sqrt(probes)
+    error = np.maximum(error, 1e-6 * np.abs(mean).max())
+
+    def misfit(law: FloatArray) -> float:
+        believed = np.array([law[b] @ weight[b] for b in bins])
+        scale = max(float((mean * believed / error**2).sum() / (believed**2 / error**2).sum()), 0.0)
+        return float((((mean - scale * believed) / error) ** 2).sum())
+
+    unit = v / v[order[-1]]  # the law's factor is fitted
+    top, roots = math.sqrt(v[order[-1]]), np.sqrt(v)
+    powers = np.linspace(-0.5, 2.0, _STEPS)
+    gammas = np.concatenate([[0.0], np.geomspace(1e-3 * roots.min(), 30 * roots.max(), _STEPS)])
+    by_power = [misfit(unit**p) for p in powers]
+    by_gamma = [misfit(speed_limit(np.sqrt(unit), gamma / top) ** 2) for gamma in gammas]
+    return CurvatureLaw(
+        kappa=kappa(h, v, weight),
+        exponent=_least_misfit(powers, np.array(by_power), len(bins)),
+        gamma=_least_misfit(gammas, np.array(by_gamma), len(bins)),
+        variance=np.array([v[b] @ weight[b] / weight[b].sum() for b in bins]),
+        curvature=mean / np.array([weight[b].sum() for b in bins]),
+    )
+
+
+def choose_beta2(g: FloatArray, h: FloatArray, weight: FloatArray, beta2: float) -> VarianceMemory:
+    r"""The memory of squared gradients that makes v the best proxy of the measured curvature.
+
+    For each memory, v at the end of the run explains :math:`(\sum w\bar hv)^2/\sum wv^2` of the
+    squares of the mean probe, where the variance of a probe, 1/w, is proportional to v.
+
+    Args:
+        g: Gradients ``(steps, coordinates)``, up to the point where ``h`` was measured.
+        h: Probes of the curvature ``(probes, coordinates)``.
+        weight: How many coordinates each stands for.
+        beta2: The memory that is used now.
+    """
+    betas = np.append(np.round(1 - np.geomspace(0.2, 0.0005, 33), 5), beta2)
+    share = betas[:, None] ** np.arange(len(g))[::-1]
+    v = (share / share.sum(axis=1, keepdims=True)) @ (g * g)
+    alive = v.mean(axis=0) > 0
+    v, h = v[:, alive], h[:, alive]
+    w = weight[alive] / v.mean(axis=0)
+    explained = (h * w) @ v.T / np.sqrt((v * v) @ w)  # (probes, memories)
+    score = explained.mean(axis=0)
+    left_out = (explained.sum(axis=0) - explained) / (len(h) - 1)
+    own, at = len(betas) - 1, int(score.argmax())
+    choice = nearest_good(betas, score - score[own])
+    sure = bool((left_out[:, choice] > left_out[:, own]).all() and score[choice] > 0)
+    best = with_interval(betas, at, left_out.argmax(axis=1))
+    return VarianceMemory(float(betas[choice] if sure else beta2), best, sure)
+
+
+def _least_misfit(at: FloatArray, misfit: FloatArray, bins: int) -> Estimate:
+    """The least misfit, with all within 3.84 of it; more, if even the best misfits."""
+    room = 3.84 * max(1.0, float(misfit.min()) / max(bins - 2, 1))
+    near = np.flatnonzero(misfit <= misfit.min() + room)
+    # up to the next value that was tried and is worse; the first value is an end by itself
+    first = near[0] - 1 if near[0] > 1 else near[0]
+    last = min(near[-1] + 1, len(at) - 1)
+    return Estimate(float(at[int(misfit.argmin())]), float(at[first]), float(at[last]))
