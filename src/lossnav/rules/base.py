@@ -1,10 +1,21 @@
-"""Rule, the interface of learning rules."""
+"""Rule, the interface of learning rules, and what all rules need of arrays.
+
+A rule runs on arrays of NumPy, PyTorch and JAX, and its settings may be traced arrays.
+"""
 
 from __future__ import annotations
 
 import abc
+import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
+
+import array_api_compat
+import numpy as np
+from array_api_compat import device, is_torch_array
+
+from lossnav._base import checks
 
 Array = Any
 """An array of NumPy, PyTorch or JAX."""
@@ -46,3 +57,115 @@ class Rule(abc.ABC):
     def assumptions(self) -> str:
         """What a learner must assume for this rule to be optimal, in words."""
         return f"{type(self).__name__} does not state what it assumes."
+
+
+_namespaces: dict[type, Any] = {}
+
+
+def array_namespace(x: Array) -> Any:
+    """``array_api_compat.array_namespace(x)``, in a form that torch.compile can trace."""
+    kind = type(x)
+    if kind not in _namespaces:
+        _namespaces[kind] = array_api_compat.array_namespace(x)
+    return _namespaces[kind]
+
+
+def like(values: Array, x: Array) -> Array:
+    """``values`` as an array of the kind, dtype and device of ``x``."""
+    xp = array_namespace(x)
+    if hasattr(values, "dtype") and array_namespace(values) is xp:
+        return values if values.dtype == x.dtype else xp.astype(values, x.dtype)
+    if is_torch_array(values):
+        values = to_numpy(values)
+    return xp.asarray(values, dtype=x.dtype, device=device(x))
+
+
+def to_numpy(x: Array) -> np.ndarray:
+    """A float64 NumPy array with the values of ``x``."""
+    if is_torch_array(x):
+        x = x.detach().cpu().double().numpy()
+    return np.asarray(x, dtype=np.float64)
+
+
+def times(gain: Array, g: Array) -> Array:
+    """``gain * g``, with 0 where ``g`` is 0 even if the gain is infinite."""
+    xp = array_namespace(g)
+    still = g == 0
+    return xp.where(still, xp.zeros_like(g), gain * xp.where(still, xp.ones_like(g), g))
+
+
+def known(value: Any) -> bool:
+    """Whether a setting is a plain number; the value of an array may be unknown until it runs."""
+    # Most are floats, for which `hasattr` is the faster check.
+    return not hasattr(value, "ndim") or isinstance(value, numbers.Real)
+
+
+def present(value: Any) -> bool:
+    """Whether a setting has an effect, or may have one."""
+    return not known(value) or value != 0
+
+
+def fraction(name: str, value: Any) -> Any:
+    """A number from 0 to below 1; arrays, which may be traced, are not checked."""
+    return checks.fraction(name, value) if known(value) else value
+
+
+def one_minus_power(beta: Any, t: Any) -> Any:
+    """``1 - beta**t`` without cancellation, for numbers and arrays."""
+    if not known(beta):
+        xp = array_namespace(beta)
+        return -xp.expm1(t * xp.log(beta))
+    if not beta:
+        return 1.0
+    rate = math.log(beta)
+    return -math.expm1(t * rate) if known(t) else -array_namespace(t).expm1(t * rate)
+
+
+def lerp(a: Array, b: Array, weight: Any) -> Array:
+    """``a + weight * (b - a)``, bitwise equal to the framework's ``lerp`` if it has one."""
+    native = getattr(array_namespace(a), "lerp", None)
+    if native is not None:
+        return native(a, b, weight)
+    small = not known(weight) or weight < 0.5
+    return a + weight * (b - a) if small else b - (1 - weight) * (b - a)
+
+
+def squared_average(v: Array, g: Array, beta: Any) -> Array:
+    """``beta * v + (1 - beta) * g**2``, by the framework's fused function if it has one."""
+    xp = array_namespace(v)
+    if hasattr(xp, "squared_average"):
+        return xp.squared_average(v, g, beta)
+    if hasattr(xp, "addcmul") and known(beta):
+        return xp.addcmul(beta * v, g, g, value=1 - beta)
+    return beta * v + (1 - beta) * (g * g)
+
+
+def shifted(a: Array, by: Any) -> Array:
+    """``a + by``; may overwrite ``a``, which must not be used again."""
+    native = getattr(array_namespace(a), "shifted", None)
+    return a + by if native is None else native(a, by)
+
+
+def add_scaled(a: Array, b: Array, scale: Any) -> Array:
+    """``a + scale * b``; may overwrite ``a``, as in `shifted`."""
+    native = getattr(array_namespace(a), "add_scaled", None)
+    return a + scale * b if native is None else native(a, b, scale)
+
+
+def positive_or_one(x: Any) -> Any:
+    """``x``, with one where it is zero: a safe divisor where the numerator is zero too."""
+    if known(x):
+        return x if x > 0 else 1.0
+    xp = array_namespace(x)
+    return xp.where(x > 0, x, xp.ones_like(x))
+
+
+def memory_dtype(theta: Array) -> Any:
+    """Precision of the state: that of the parameters, but at least single."""
+    xp = array_namespace(theta)
+    if not xp.isdtype(theta.dtype, "real floating"):
+        raise TypeError(
+            f"Parameters have dtype {theta.dtype}, but a belief is about real numbers: use a "
+            "floating dtype, and view complex parameters as pairs of reals."
+        )
+    return xp.result_type(theta.dtype, xp.float32)

@@ -16,23 +16,21 @@ from typing import Any, Literal, NamedTuple
 from array_api_compat import device
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, State
-from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import (
-    Betas,
-    Gain,
-    SteadyKalman,
+from lossnav.rules.base import (
+    Array,
+    State,
     add_scaled,
+    array_namespace,
     fraction,
     known,
     memory_dtype,
     one_minus_power,
     positive_or_one,
     present,
-    remembered,
     squared_average,
 )
+from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
+from lossnav.rules.gains import Betas, Gain, SteadyKalman, remembered
 from lossnav.solvers.curvature import phi
 
 Second = Literal["plain", "centered", "noise", "instant"]

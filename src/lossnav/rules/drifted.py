@@ -21,8 +21,7 @@ from scipy import linalg
 
 from lossnav.problem.geometry import as_drift
 from lossnav.problem.objective import QuadraticForm
-from lossnav.rules.arrays import like, to_numpy
-from lossnav.rules.base import Array, State
+from lossnav.rules.base import Array, State, like, to_numpy
 from lossnav.rules.local import QuadraticRule, admitted
 from lossnav.rules.operators import dense
 from lossnav.solvers.receding import MARGIN

@@ -23,9 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, Rule
-from lossnav.rules.gains import known, present, shifted
+from lossnav.rules.base import Array, Rule, array_namespace, known, present, shifted
 from lossnav.solvers.curvature import phi
 
 

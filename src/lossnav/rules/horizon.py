@@ -26,9 +26,7 @@ from lossnav._base import checks
 from lossnav.problem.geometry import as_drift
 from lossnav.problem.landscapes import Loss
 from lossnav.problem.objective import QuadraticForm
-from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, State
-from lossnav.rules.gains import known
+from lossnav.rules.base import Array, State, array_namespace, known, like, to_numpy
 from lossnav.rules.local import QuadraticRule, admitted, lower_bound
 from lossnav.rules.operators import dense, in_metric
 from lossnav.solvers.curvature import horizon_gain, terminal_gain

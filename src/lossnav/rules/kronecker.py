@@ -23,11 +23,18 @@ from typing import Any
 from array_api_compat import device, is_jax_namespace
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import (
+    Array,
+    Rule,
+    State,
+    array_namespace,
+    known,
+    lerp,
+    memory_dtype,
+    one_minus_power,
+)
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import known, lerp, memory_dtype, one_minus_power
 
 Basis = Mapping[int, Array]
 """Eigenvectors as columns, by axis; an axis without any keeps its coordinates."""

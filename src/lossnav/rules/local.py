@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace, like
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import Array, Rule, State, array_namespace, like
 from lossnav.rules.operators import in_metric, product
 from lossnav.rules.sources import Source, as_source
 from lossnav.solvers.curvature import Curvature, check_bounded, step_gain

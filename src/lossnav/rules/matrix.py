@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, State
+from lossnav.rules.base import Array, State, array_namespace, lerp, memory_dtype
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Muon's quintic: singular values rise quickly to about one, then fluctuate."""

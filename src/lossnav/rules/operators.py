@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from lossnav.rules.arrays import array_namespace, like, times, to_numpy
-from lossnav.rules.base import Array
+from lossnav.rules.base import Array, array_namespace, like, times, to_numpy
 from lossnav.solvers.curvature import Curvature, Dense, Diagonal, Lanczos
 
 Function = Callable[[Array], Array]

@@ -39,10 +39,19 @@ from typing import Any, NamedTuple
 from array_api_compat import device
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import (
+    Array,
+    Rule,
+    State,
+    array_namespace,
+    known,
+    like,
+    memory_dtype,
+    positive_or_one,
+    present,
+    to_numpy,
+)
 from lossnav.rules.family import decayed
-from lossnav.rules.gains import known, memory_dtype, positive_or_one, present
 from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source

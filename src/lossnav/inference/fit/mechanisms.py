@@ -17,8 +17,8 @@ import numpy as np
 from lossnav._base.checks import FloatArray
 from lossnav.inference.fit import EARLY, Fit, Observations, best_factor, distance
 from lossnav.inference.fit.simulation import DiagonalModel, History, averaged, count_of, growing
+from lossnav.rules.base import one_minus_power
 from lossnav.rules.family import quotient, speed_limit
-from lossnav.rules.gains import one_minus_power
 
 WORTH = 0.3
 """A mechanism is named if it reduces the residual to less than this share."""

@@ -26,7 +26,7 @@ from lossnav.optim.optax.create import create
 from lossnav.optim.optax.rule import rule_transform
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
 from lossnav.optim.optax.uncertain import uncertain
-from lossnav.rules.base import Rule, State
+from lossnav.rules.base import Rule, State, fraction
 from lossnav.rules.diagonal import (
     BeliefRule,
     average_of,
@@ -34,7 +34,6 @@ from lossnav.rules.diagonal import (
     damping,
     respelled,
 )
-from lossnav.rules.gains import fraction
 from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
 from lossnav.rules.uncertain import UncertainWeightsRule, variance
 

@@ -29,9 +29,9 @@ from lossnav.optim.torch.base import (
     widened_lists,
 )
 from lossnav.optim.torch.shards import is_sharded, local, reals, splits, totals
-from lossnav.rules.arrays import array_namespace
+from lossnav.rules.base import array_namespace, known
 from lossnav.rules.diagonal import BeliefRule, Scalars, usable
-from lossnav.rules.gains import SteadyKalman, known
+from lossnav.rules.gains import SteadyKalman
 
 LARGE = 1 << 20
 """Number of coordinates from which the compiled kernel is the default."""
