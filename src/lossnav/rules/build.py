@@ -12,9 +12,8 @@ from lossnav.problem.belief import Adaptive, Gaussian, WeightUncertainty, belief
 from lossnav.problem.geometry import ConstantMetric, Decay
 from lossnav.problem.objective import Objective
 from lossnav.rules.base import Rule
-from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.horizon import HorizonRule
-from lossnav.rules.local import LocalRule
+from lossnav.rules.local import DriftedRule, LocalRule
 from lossnav.rules.lqg import LQGRule
 from lossnav.rules.operators import operator
 from lossnav.rules.sources import Hutchinson, OfLoss, Source, SquaredGradients, as_source

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 
 from lossnav.optim.optax.compensation import compensated
 from lossnav.optim.optax.create import create
-from lossnav.optim.optax.rule import rule_transform
-from lossnav.optim.optax.transform import LearningRate, RuleState, plain, transform
+from lossnav.optim.optax.transform import LearningRate, RuleState, plain, rule_transform, transform
 from lossnav.optim.optax.uncertain import uncertain
 from lossnav.rules.base import Rule, State, fraction
 from lossnav.rules.diagonal import (

@@ -1,4 +1,7 @@
-"""Run a `Rule` on each leaf of a tree: schedules, weight decay, and non-finite gradients.
+"""Run a `Rule` on a tree: schedules, weight decay, and non-finite gradients.
+
+`transform` runs a rule on each leaf, `rule_transform` on all leaves as one vector where the rule
+couples coordinates (`lossnav.optim.network`).
 
 Nothing depends on values, so that a step can be compiled, scanned, mapped and sharded.
 """
@@ -8,13 +11,15 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from lossnav._base import checks
+from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed
@@ -281,3 +286,65 @@ def _refuse(ok: Array | None, updates: Tree) -> None:
                 f"The gradient of params{jax.tree_util.keystr(path)} holds NaN or infinity. Lower "
                 "the learning rate, clip the gradient, or use nonfinite='skip'."
             )
+
+
+def rule_transform(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
+    """A transformation that runs ``rule`` in its `lossnav.optim.network.layout`."""
+
+    def alone(rule: Rule) -> Any:
+        return transform(
+            lambda leaves, *_: [rule] * len(leaves), learning_rate, nonfinite=nonfinite
+        )
+
+    each = alone(rule)
+
+    def init(params: Tree) -> RuleState:
+        plan = _layout(rule, params)
+        if not plan.joined:
+            return cast(RuleState, each.init(params))
+        x, _ = ravel_pytree(params)
+        now = with_zero_hessian(rule, x) if plan.products else rule
+        return cast(RuleState, alone(now).init(x))
+
+    def update(
+        updates: Tree, state: RuleState, params: Tree = None, *, value_fn: Any = None, **extra: Any
+    ) -> tuple[Tree, RuleState]:
+        plan = _layout(rule, updates)
+        if not plan.joined:
+            return cast(tuple[Tree, RuleState], each.update(updates, state, params, **extra))
+        if params is None:
+            raise ValueError(
+                "This update depends on the parameters: call update(grads, state, params)."
+            )
+        x, unravel = ravel_pytree(params)
+        now = rule
+        if plan.products:
+            if value_fn is None:
+                raise ValueError(
+                    "This rule needs Hessian-vector products of the network's loss: call "
+                    "update(grads, state, params, value_fn=loss), where loss maps params to a "
+                    "scalar."
+                )
+            product = _products(lambda flat: value_fn(unravel(flat)), x)
+            now = with_hessian(
+                rule, product, lambda: jax.vmap(product)(jnp.eye(x.size, dtype=x.dtype))
+            )
+        step, new_state = alone(now).update(ravel_pytree(updates)[0], state, x)
+        return unravel(step), new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _layout(rule: Rule, tree: Tree) -> Layout:
+    leaves = [leaf for leaf in flat(tree)[0] if leaf is not None]
+    plan = layout(rule, [tuple(jnp.shape(leaf)) for leaf in leaves])
+    if plan.joined and any(jnp.iscomplexobj(leaf) for leaf in leaves):
+        raise ValueError(
+            "A rule that couples coordinates needs real parameters, but some are complex: use "
+            'curvature="squares", or real and imaginary parts.'
+        )
+    return plan
+
+
+def _products(loss: Callable[[Array], Array], x: Array) -> Callable[[Array], Array]:
+    return lambda v: jax.jvp(jax.grad(loss), (x,), (v.astype(x.dtype),))[1].astype(v.dtype)

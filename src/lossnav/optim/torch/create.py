@@ -26,7 +26,7 @@ from lossnav.optim.torch.kronecker import KroneckerNavigator
 from lossnav.optim.torch.navigator import Ballistic, Navigator
 from lossnav.optim.torch.rule import RuleOptimizer, from_rule
 from lossnav.optim.torch.shards import is_sharded, print_once
-from lossnav.optim.torch.uncertain.optimizer import WeightUncertainty
+from lossnav.optim.torch.uncertain import WeightUncertainty
 from lossnav.rules import zoo
 
 CLASSES: dict[str, type[NavigatorBase]] = {

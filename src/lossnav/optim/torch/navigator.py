@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch import adam_state
 from lossnav.optim.torch.base import Group, _device
+from lossnav.optim.torch.checkpoint import (
+    adam_summary,
+    from_adam,
+    from_adam_state,
+    is_adam,
+    to_adamw_state,
+)
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
 from lossnav.rules.diagonal import (
     BeliefRule,
@@ -225,7 +231,7 @@ class Navigator(DiagonalOptimizer):
             Taken from AdamW: lr 0.01, betas (0.9, 0.999), eps 1e-08, weight_decay 0.01; state of 2
             of 2 parameters after 1 steps. All else (nesterov, saturation, ...) is Navigator's own.
         """
-        return adam_state.from_adam(cls, optimizer, params, verbose=verbose, settings=settings)
+        return from_adam(cls, optimizer, params, verbose=verbose, settings=settings)
 
     def adamw_state_dict(self) -> dict[str, Any]:
         """A state dict that `torch.optim.AdamW` can load: the inverse of `like`.
@@ -242,13 +248,13 @@ class Navigator(DiagonalOptimizer):
             >>> adamw.param_groups[0]["lr"], int(adamw.state[theta]["step"])
             (0.1, 1)
         """
-        return adam_state.to_adamw_state(self.state_dict())
+        return to_adamw_state(self.state_dict())
 
     def _translated(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        if not adam_state.is_adam(saved):
+        if not is_adam(saved):
             return saved, ""
-        note = adam_state.summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
-        return adam_state.from_adam_state(saved, self.param_groups, self.defaults), note
+        note = adam_summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
+        return from_adam_state(saved, self.param_groups, self.defaults), note
 
     def _adopt(self, own: Group, group: Group) -> None:
         group.setdefault("shared", 0.0)  # saved before there were such settings
