@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +106,36 @@ def present(value: Any) -> bool:
     return not known(value) or value != 0
 
 
-def fraction(name: str, value: Any) -> Any:
-    """A number from 0 to below 1; arrays, which may be traced, are not checked."""
-    return checks.fraction(name, value) if known(value) else value
+def _whole(name: str, value: Any) -> None:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and value >= 1 and value % 1 == 0):
+        what = "a number of steps, or None for an open end" if name == "horizon" else "1 or more"
+        raise ValueError(f"{name} is {value!r}, but it must be {what}: a whole number.")
+
+
+BOUNDS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("eta", "k", "kappa", "batch_size", "prior_variance"), checks.positive),
+    **dict.fromkeys(
+        ("dt", "gamma", "decay", "weight_decay", "eps", "eps_root", "eps_state", "saturation",
+         "pull", "inertia", "volatility", "noise"),
+        checks.non_negative,
+    ),
+    **dict.fromkeys(
+        ("shared", "cooldown", "momentum", "curvature_rate", "signal_rate", "prior_rate",
+         "return_rate"),
+        checks.share,
+    ),
+    **dict.fromkeys(("beta1", "beta2", "used", "basis_beta", "b1", "b2"), checks.fraction),
+    **dict.fromkeys(("horizon", "refresh", "max_dim"), _whole),
+}  # fmt: skip
+"""The check of each setting, by its name in rules and optimizers."""
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Check values by `BOUNDS`; None is no value, and arrays, which may be traced, pass."""
+    for name, value in settings.items():
+        if name in BOUNDS and value is not None and known(value):
+            BOUNDS[name](name, value)
 
 
 def one_minus_power(beta: Any, t: Any) -> Any:

@@ -21,7 +21,7 @@ from lossnav.rules.base import (
     State,
     add_scaled,
     array_namespace,
-    fraction,
+    check_settings,
     known,
     memory_dtype,
     one_minus_power,
@@ -49,27 +49,9 @@ def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -
         >>> damping(None, None, None, 0.0)
         (0.0625, 0.0)
     """
-    check_horizon(horizon)
     c, a = (4.0, 0.5) if horizon is None else (2.0, 0.0)
     c, a = (c, a) if wandering is None else (0.0625, 0.0)
     return c if saturation is None else saturation, a if shared is None else shared
-
-
-def check_horizon(horizon: Any) -> None:
-    """Check the number of steps; arrays, which may be traced, are not checked."""
-    whole = isinstance(horizon, int) and not isinstance(horizon, bool)
-    if known(horizon) and horizon is not None and not (whole and horizon > 0):
-        raise ValueError(
-            f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
-        )
-
-
-def check_wandering(wandering: Any) -> None:
-    """Check the ratio of variances; arrays, which may be traced, are not checked."""
-    if wandering is not None and known(wandering) and not wandering >= 0:
-        raise ValueError(
-            f"wandering is {wandering!r}, but it must be zero or more, or None to keep no evidence."
-        )
 
 
 def average_of(centered: bool, wandering: Any) -> Second:
@@ -170,17 +152,11 @@ class BeliefRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.horizon is not None and known(self.horizon):
-            checks.positive("horizon", self.horizon)
-        if known(self.cooldown):
-            checks.share("cooldown", self.cooldown)
-        fraction("beta2", self.beta2)
-        for name in ("eps", "eps_root", "eps_state", "saturation"):
-            if known(getattr(self, name)):
-                checks.non_negative(name, getattr(self, name))
-        if known(self.shared):
-            checks.share("shared", self.shared)
-        check_wandering(self.wandering)
+        if self.wandering is not None and known(self.wandering) and not self.wandering >= 0:
+            raise ValueError(
+                f"wandering is {self.wandering!r}, but it must be zero or more, or None to keep no "
+                "evidence."
+            )
         if self.wandering is not None and not self.finite:
             raise ValueError(
                 "wandering is about evidence of curvature, but this step has none: use "
@@ -240,7 +216,16 @@ class BeliefRule(BeliefFamily):
             (0.001, 0.5)
         """
         beta1, beta2 = betas
+        for i, beta in enumerate(betas):
+            if known(beta):
+                checks.fraction(f"betas[{i}]", beta)
         checks.choice("gain", gain, ["betas", "kalman"])
+        if gain == "kalman" and not present(beta1):
+            raise ValueError(
+                'The first beta is 0, but gain="kalman" needs it above zero: it sets the gain of a '
+                'coordinate of typical noise. Use gain="betas".'
+            )
+        check_settings({"gamma": gamma, "weight_decay": weight_decay})
         kappa = checks.non_negative("kappa", kappa)
         unit = kappa or 1.0  # eta k = kappa makes dt the learning rate
         saturated = present(settings.get("saturation", 0.0))

@@ -20,7 +20,7 @@ from lossnav.rules.base import (
     Array,
     State,
     array_namespace,
-    fraction,
+    check_settings,
     known,
     lerp,
     memory_dtype,
@@ -97,9 +97,7 @@ class Betas(Gain):
     used: float | None = None
 
     def __post_init__(self) -> None:
-        fraction("beta1", self.beta1)
-        if self.used is not None:
-            fraction("used", self.used)
+        check_settings(vars(self))
 
     @property
     def leftover(self) -> float:
@@ -147,7 +145,8 @@ class SteadyKalman(Gain):
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
-        if known(fraction("beta1", self.beta1)) and not self.beta1:
+        check_settings(vars(self))
+        if not present(self.beta1):
             raise ValueError(
                 "beta1 is 0, but a steady Kalman gain needs it above zero: use Betas(0)."
             )

@@ -22,13 +22,12 @@ from typing import Any
 
 from array_api_compat import device, is_jax_namespace
 
-from lossnav._base import checks
 from lossnav.rules.base import (
     Array,
     Rule,
     State,
     array_namespace,
-    known,
+    check_settings,
     lerp,
     memory_dtype,
     one_minus_power,
@@ -101,11 +100,8 @@ def phases(costs: tuple[float, ...], refresh: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def check_basis(refresh: Any, max_dim: Any, matrix: Any) -> None:
-    """Check the settings of a basis."""
-    for name, value in (("refresh", refresh), ("max_dim", max_dim)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
+def check_matrix(matrix: Any) -> None:
+    """Check the setting ``matrix`` of a basis."""
     if matrix not in (True, False, "auto"):
         raise ValueError(f'matrix is {matrix!r}, but it must be True, False or "auto".')
 
@@ -271,15 +267,6 @@ class KroneckerRule(BeliefFamily):
     eps: float = 1e-8
     single: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta1", "beta2"):
-            checks.fraction(name, getattr(self, name))
-        if self.basis_beta is not None:
-            checks.fraction("basis_beta", self.basis_beta)
-        checks.non_negative("eps", self.eps)
-        check_basis(self.refresh, self.max_dim, "auto")
-
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         """The axes that get a basis."""
         if len(shape) == 1 and not self.vectors:
@@ -385,8 +372,7 @@ class RotatedRule(Rule):
     phase: int = 0
 
     def __post_init__(self) -> None:
-        if known(self.basis_beta):
-            checks.fraction("basis_beta", self.basis_beta)
+        check_settings(vars(self))
 
     def init(self, theta: Array) -> State:
         X = _as_matrix(theta)

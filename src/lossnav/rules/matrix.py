@@ -106,7 +106,6 @@ class PolarRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.fraction("beta1", self.beta1)
         checks.choice("method", self.method, ["svd", "newton-schulz"])
         checks.choice("scale", self.scale, ["original", "match_rms_adamw", "none"])
         if self.method == "newton-schulz" and (self.gamma or self.finite):

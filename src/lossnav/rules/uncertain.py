@@ -44,6 +44,7 @@ from lossnav.rules.base import (
     Rule,
     State,
     array_namespace,
+    check_settings,
     known,
     like,
     memory_dtype,
@@ -368,16 +369,7 @@ class UncertainWeightsRule(Rule):
 
     def __post_init__(self) -> None:
         checks.choice("curvature", self.curvature, CURVATURES)
-        rates = ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
-        for check, names in (
-            (checks.positive, ("k", "batch_size", "prior_variance")),
-            (checks.non_negative, ("dt", "pull", "inertia", "volatility", "noise", "weight_decay")),
-            (checks.share, rates),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and known(value):  # a traced array passes
-                    check(name, value)
+        check_settings(vars(self))
         bounded = self.reset is not None and known(self.reset)
         if bounded and not 0 < checks.number("reset", self.reset) <= 1:
             raise ValueError(

@@ -25,15 +25,18 @@ from lossnav.optim.optax.compensation import compensated
 from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, RuleState, plain, rule_transform, transform
 from lossnav.optim.optax.uncertain import uncertain
-from lossnav.rules.base import Rule, State, fraction
+from lossnav.rules.base import (
+    Rule,
+    State,
+    check_settings,
+)
 from lossnav.rules.diagonal import (
     BeliefRule,
     average_of,
-    check_horizon,
     damping,
     respelled,
 )
-from lossnav.rules.kronecker import RotatedRule, check_basis, matrix_size, phases, sides
+from lossnav.rules.kronecker import RotatedRule, check_matrix, matrix_size, phases, sides
 from lossnav.rules.uncertain import UncertainWeightsRule, variance
 
 __all__ = [
@@ -155,8 +158,8 @@ def ballistic(
         >>> print(np.asarray(theta + step).round(4))  # both move by lr / sqrt(1 - b2)
         [ 0.9684 -1.9684]
     """
-    betas = 0.0, fraction("b2", plain(b2))
-    rule = BeliefRule.practical(betas=betas, eps=0.0, eps_root=plain(eps), diffuse=False)
+    check_settings({"b2": b2})
+    rule = BeliefRule.practical(betas=(0.0, plain(b2)), eps=0.0, eps_root=plain(eps), diffuse=False)
     return _same_for_all(rule, learning_rate, weight_decay, mask, nonfinite)
 
 
@@ -209,9 +212,8 @@ def kronecker_navigator(
         >>> sorted(state.memory), state.memory["Q0"]["b"]  # only the matrix has a basis
         (['C0', 'C1', 'Q0', 'Q1', 'm', 'peak', 'step', 'v'], None)
     """
-    whole = [1 if isinstance(n, jax.Array) else n for n in (refresh, max_dim)]  # injected: traced
-    check_basis(whole[0], whole[1], matrix)
-    check_horizon(horizon)
+    check_settings({"refresh": refresh, "max_dim": max_dim})
+    check_matrix(matrix)
     centered = respelled(centered, centred)
     numbers = {"saturation": saturation, "shared": shared, "wandering": wandering}
     numbers |= {"eps": eps, "gamma": gamma}
@@ -465,15 +467,10 @@ def _belief(
     cooldown: Any,
     **numbers: Any,
 ) -> BeliefRule:
-    betas = fraction("b1", plain(b1)), fraction("b2", plain(b2))
-    if gain == "kalman" and isinstance(betas[0], float) and not betas[0]:
-        raise ValueError(
-            'b1 is 0, but gain="kalman" needs it above zero: it sets the gain of a coordinate of '
-            'typical noise. Use gain="betas".'
-        )
+    check_settings({"b1": b1, "b2": b2, "horizon": horizon})
     numbers |= {} if horizon is None else {"horizon": horizon, "cooldown": cooldown}
     settings = {name: plain(value) for name, value in numbers.items()}
     second = average_of(centered, numbers["wandering"])
     return BeliefRule.practical(
-        betas=betas, gain=gain, second=second, nesterov=bool(nesterov), **settings
+        betas=(plain(b1), plain(b2)), gain=gain, second=second, nesterov=bool(nesterov), **settings
     )

@@ -36,6 +36,7 @@ from lossnav.optim.torch.shards import (
     whole,
     zero_redundancy_owner,
 )
+from lossnav.rules.base import check_settings
 
 Group = dict[str, Any]
 Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Any]]]
@@ -150,6 +151,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, but its shape is {tuple(lr.shape)}.")
         checks.non_negative("lr", lr.detach() if isinstance(lr, Tensor) else lr)
+        check_settings(group)
         if group["nonfinite"] not in NONFINITE:
             raise ValueError(
                 f"nonfinite is {group['nonfinite']!r}, but it must be one of "

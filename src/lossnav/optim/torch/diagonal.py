@@ -76,10 +76,9 @@ class DiagonalOptimizer(NavigatorBase):
             _rules[key] = self._rule(group)
         return _rules[key]
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group; settings it lacks have the optimizer's defaults."""
-        super().add_param_group(param_group)
-        self._cached_rule(param_group)  # made before anything is traced
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        self._cached_rule(group)  # which checks its settings, and is made before anything is traced
 
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         home = theta.device if group["capturable"] else None

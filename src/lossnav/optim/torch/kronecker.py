@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
 from lossnav.optim.torch.base import Batch, Group, new_step, rounded, state_dtype, widened
 from lossnav.optim.torch.diagonal import (
     PIECE,
@@ -29,7 +28,7 @@ from lossnav.optim.torch.navigator import Navigator
 from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, sharded_by_rows, whole
 from lossnav.rules.diagonal import BeliefRule, respelled
 from lossnav.rules.kronecker import (
-    check_basis,
+    check_matrix,
     first_basis,
     matrix_size,
     phases,
@@ -155,8 +154,7 @@ class KroneckerNavigator(Navigator):
         super(Navigator, self).__init__(params, settings)
 
     def _check(self, group: Group) -> None:
-        checks.fraction("basis_beta", group["basis_beta"])
-        check_basis(group["refresh"], group["max_dim"], group["matrix"])
+        check_matrix(group["matrix"])
         if group["capturable"] and group["matrix"] is not False:
             raise RuntimeError(
                 "capturable=True cannot be combined with a basis: its refresh depends on the "

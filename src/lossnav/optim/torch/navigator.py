@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
 from lossnav.optim.torch.base import Group, _device
 from lossnav.optim.torch.checkpoint import (
     adam_summary,
@@ -22,8 +21,6 @@ from lossnav.optim.torch.diagonal import DiagonalOptimizer
 from lossnav.rules.diagonal import (
     BeliefRule,
     average_of,
-    check_horizon,
-    check_wandering,
     damping,
     respelled,
 )
@@ -170,23 +167,6 @@ class Navigator(DiagonalOptimizer):
             "compensate": compensate,
         }  # fmt: skip
         super().__init__(params, settings)
-
-    def _check(self, group: Group) -> None:
-        for name in ("eps", "weight_decay", "gamma", "saturation"):
-            checks.non_negative(name, group[name])
-        checks.share("shared", group["shared"])
-        checks.share("cooldown", group["cooldown"])
-        check_horizon(group["horizon"])
-        check_wandering(group["wandering"])
-        for i, beta in enumerate(group["betas"]):
-            checks.fraction(f"betas[{i}]", beta)
-        checks.choice("gain", group["gain"], ["betas", "kalman"])
-        if group["gain"] == "kalman" and not group["betas"][0]:
-            raise ValueError(
-                'betas[0] is 0, but gain="kalman" needs it above zero: it sets the gain of a '
-                'coordinate of typical noise. Use gain="betas".'
-            )
-        super()._check(group)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; settings it lacks have the optimizer's defaults."""
@@ -343,12 +323,6 @@ class Ballistic(DiagonalOptimizer):
             "differentiable": differentiable, "nonfinite": nonfinite, "compensate": compensate,
         }  # fmt: skip
         super().__init__(params, settings)
-
-    def _check(self, group: Group) -> None:
-        for name in ("eps", "weight_decay"):
-            checks.non_negative(name, group[name])
-        checks.fraction("beta2", group["beta2"])
-        super()._check(group)
 
     def _rule(self, group: Group) -> BeliefRule:
         return BeliefRule(

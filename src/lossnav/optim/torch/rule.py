@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
 from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
 from lossnav.optim.torch.base import Batch, Group, NavigatorBase, rounded, state_dtype, widened
 from lossnav.optim.torch.shards import ROUNDING, is_sharded
@@ -176,7 +175,7 @@ class RuleOptimizer(NavigatorBase):
             )
         infinite = isinstance(group["lr"], float) and group["lr"] == math.inf  # Newton's method
         super()._check({**group, "lr": 1.0} if infinite else group)
-        if checks.non_negative("weight_decay", group["weight_decay"]) and infinite:
+        if group["weight_decay"] and infinite:
             raise ValueError(
                 f"weight_decay is {group['weight_decay']:.6g}, but it must be 0 for an infinite "
                 "dt: weights would decay to zero at once. Use a finite dt."
