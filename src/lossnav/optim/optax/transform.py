@@ -1,6 +1,6 @@
 """Run a `Rule` on a tree: schedules, weight decay, and non-finite gradients.
 
-`transform` runs a rule on each leaf, `rule_transform` on all leaves as one vector where the rule
+`transform` runs a rule on each leaf, `from_rule` on all leaves as one vector where the rule
 couples coordinates (`lossnav.optim.network`).
 
 Nothing depends on values, so that a step can be compiled, scanned, mapped and sharded.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ PEAK = "peak"
 """The largest learning rate so far: one number for all leaves."""
 COUNTED = (BeliefFamily, UncertainWeightsRule)
 """Rules whose ``t`` is the count of steps, which all leaves share."""
-NONFINITE = ("skip", "raise", "ignore")
+Nonfinite = Literal["skip", "raise", "ignore"]
 
 
 class RuleState(NamedTuple):
@@ -79,7 +79,7 @@ def transform(
             count, and the extra arguments of ``update``; returns those of each leaf's rule. Without
             it, extra arguments are accepted and not used, as in optax.
     """
-    checks.choice("policy for gradients that are not finite", nonfinite, NONFINITE)
+    checks.choice("policy for gradients that are not finite", nonfinite, get_args(Nonfinite))
     if isinstance(learning_rate, numbers.Real):
         learning_rate = checks.non_negative("learning_rate", learning_rate)
     if isinstance(weight_decay, numbers.Real):
@@ -96,7 +96,7 @@ def transform(
     def init(params: Tree) -> RuleState:
         leaves, tree = flat(params)
         begun = [
-            None if leaf is None else _init_leaf(rule, _wide(leaf))
+            None if leaf is None else _init_leaf(rule, wide(leaf))
             for rule, leaf in zip(assign(leaves, paths_of(params), None), leaves, strict=True)
         ]
         zero = jnp.zeros((), jnp.int32)
@@ -142,7 +142,7 @@ def transform(
                 moves.append(None)
                 new_states.append(old)
                 continue
-            x, g = _wide(theta), _wide(grad).astype(_wide(theta).dtype)
+            x, g = wide(theta), wide(grad).astype(wide(theta).dtype)
             g = g if ok is None else jnp.where(ok, g, 0)
             now = rule if rate is None else replace(rule, dt=_like(rate, x))
             here = {name: value.astype(x.dtype) for name, value in peak.items()}
@@ -206,7 +206,7 @@ def _decaying(mask: Any, params: Tree, tree: Any) -> list[bool]:
     return tree.flatten_up_to(jax.tree.broadcast(chosen, params, is_leaf=_is_none))
 
 
-def _wide(leaf: Any) -> Array:
+def wide(leaf: Any) -> Array:
     """A leaf in the precision of the state, with complex numbers as pairs of reals."""
     x = jnp.asarray(leaf)
     if jnp.iscomplexobj(x):
@@ -288,8 +288,58 @@ def _refuse(ok: Array | None, updates: Tree) -> None:
             )
 
 
-def rule_transform(rule: Rule, learning_rate: LearningRate, nonfinite: str) -> Any:
-    """A transformation that runs ``rule`` in its `lossnav.optim.network.layout`."""
+def from_rule(
+    rule: Rule, learning_rate: LearningRate = None, *, nonfinite: Nonfinite = "skip"
+) -> Any:
+    """Any rule of `lossnav` as a transformation of optax.
+
+    An elementwise rule runs on each array of the tree. A rule with a Hessian, a metric or a drift
+    runs on all arrays as one vector. If the objective's loss has another number of coordinates, the
+    Hessian is that of the network's loss: call ``update(grads, state, params, value_fn=loss)``,
+    where ``loss`` maps parameters to a scalar. See `lossnav.optim.torch.from_rule` for the cost of
+    each form. For different rules on different arrays, use `optax.multi_transform`.
+
+    Args:
+        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. Do
+            not compile an update that depends on values: ``negative="refuse"``, Lanczos, and drifts
+            other than `lossnav.Decay` do.
+        learning_rate: In place of the rule's own ``dt``: a number or a schedule.
+        nonfinite: As in `navigator`.
+
+    Raises:
+        ValueError: In ``init``, if the rule does not fit the parameters; the sentence names one
+            that does.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from lossnav.rules.local import LocalRule
+        >>> optimizer = from_rule(LocalRule(0.1, curvature=jnp.array([4.0, 1.0])))
+        >>> theta = jnp.ones(2)
+        >>> step, state = optimizer.update(jnp.array([4.0, 1.0]), optimizer.init(theta), theta)
+        >>> print(np.asarray(step).round(4))  # exp(-sqrt(h) dt) - 1
+        [-0.1813 -0.0952]
+
+        On a network, with the Hessian of its loss:
+
+        >>> import jax, lossnav as ln
+        >>> rule = ln.learning_rule(ln.Objective(ln.Quadratic([4.0, 1.0]), gamma=1.0), dt=0.5)
+        >>> optimizer = from_rule(rule)
+        >>> loss = lambda params: ((params["w"] @ jnp.eye(3) + params["b"] - 1) ** 2).mean()
+        >>> params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros((2, 1))}
+        >>> state = optimizer.init(params)
+        >>> for _ in range(30):
+        ...     grads = jax.grad(loss)(params)
+        ...     step, state = optimizer.update(grads, state, params, value_fn=loss)
+        ...     params = jax.tree.map(jnp.add, params, step)
+        >>> bool(loss(params) < 1e-4)
+        True
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"from_rule takes a Rule, but a {type(rule).__name__} was given: make one with "
+            "lossnav.learning_rule(objective), or call the setting of lossnav.rules.zoo."
+        )
 
     def alone(rule: Rule) -> Any:
         return transform(
