@@ -39,9 +39,7 @@ LEAST = 1e-30
 
 
 def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -> tuple[Any, Any]:
-    """``saturation`` and ``shared`` of `Navigator`; the defaults were tuned on language models.
-
-    With ``wandering``, they were tuned on noisy quadratics.
+    """``saturation`` and ``shared`` of `Navigator`, with tuned defaults (docs/training.md).
 
     Examples:
         >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
@@ -201,12 +199,9 @@ class BeliefRule(BeliefFamily):
         """The rule in the units of an optimizer, where ``dt`` is the learning rate.
 
         Args:
-            lr: Learning rate, as in Adam.
-            betas: Decay rates of m and v.
-            eps: Term added to D.
+            lr, betas, eps, weight_decay: As in AdamW.
             gamma: Discount rate in units of a gradient, as in `lossnav.optim.torch.Navigator`.
             kappa: Curvature per unit of v; zero takes the limit of a short step.
-            weight_decay: As in AdamW.
             gain: One gain, or a steady-state Kalman gain for each coordinate.
             settings: Other arguments of `BeliefRule`.
 

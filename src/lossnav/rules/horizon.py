@@ -47,14 +47,9 @@ class HorizonRule(QuadraticRule):
     coordinates.
 
     Args:
-        dt: Step size (time between steps), zero or more.
-        curvature: As in `LocalRule`.
+        dt, curvature, metric, eta, k, gamma: As in `LocalRule`; ``dt`` is finite.
         horizon: Time from the first step to the end, positive.
-        metric: G, as in `LocalRule`; Euclidean by default.
         drift: As in `DriftedRule`; none by default.
-        eta: Learning rate, positive.
-        k: Weight of the loss, positive.
-        gamma: Discount rate, zero or more.
         negative: Policy for curvature below :math:`-\gamma^2/(4\eta k)`, or below zero for a loss
             at the end, as in `LocalRule`.
         at_end: Whether the loss counts only at the end, not all the time.

@@ -183,9 +183,8 @@ def refreshed_basis(
 ) -> tuple[Array, Array, Array]:
     r"""One step of orthogonal iteration, for one matrix or a stack.
 
-    The iteration is with :math:`C+\delta I`, which has the same eigenvectors, so that a direction
-    without gradients stays unchanged instead of becoming rounding errors. If a covariance has
-    overflowed, the old basis is returned.
+    The iteration is with :math:`C+\delta I`, so that a direction without gradients stays unchanged
+    instead of becoming rounding errors. If a covariance has overflowed, the old basis is returned.
 
     Args:
         C: Covariances.

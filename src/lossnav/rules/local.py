@@ -290,14 +290,10 @@ class DriftedRule(QuadraticRule):
     drift and a constant metric, iterating it is `navigate`.
 
     Args:
-        dt: Step size (time between steps), zero or more; infinite goes to the end of the path.
+        dt, metric, eta, k, gamma: As in `LocalRule`; an infinite ``dt`` goes to the path's end.
         curvature: As in `LocalRule`; a matrix, a diagonal or Kronecker factors.
         drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on
             symbols.
-        metric: G, as in `LocalRule`; Euclidean by default.
-        eta: Learning rate, positive.
-        k: Weight of the loss, positive.
-        gamma: Discount rate, zero or more.
         negative: Policy for curvature without an optimal path, as in `LocalRule`. With a growing
             drift even a curvature above the bound may have none; ``"lift"`` then raises it further.
 

@@ -63,6 +63,11 @@ def state_dtype(theta: Tensor) -> torch.dtype:
     return torch.promote_types(theta.dtype, torch.float32)
 
 
+def as_real(x: Tensor) -> Tensor:
+    """A tensor as it is, or a complex one as pairs of reals."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
 def widened(x: Tensor, error: Tensor | None, dtype: torch.dtype) -> Tensor:
     """A parameter in the precision of its state, with the rounding error of earlier steps."""
     wide = x.to(dtype)
@@ -87,6 +92,20 @@ def rounded(x: Tensor, wide: Tensor, error: Tensor | None) -> None:
     if error is not None:
         stored = x.detach().to(wide.dtype)
         error.copy_(((wide.detach() - stored) / (stored + TINY) / UNIT).clamp_(-MOST, MOST))
+
+
+def add_move(theta: Tensor, move: Tensor, error: Tensor | None, shrink: Any = None) -> None:
+    """Decay a parameter by the factor ``shrink`` and add a real move, in place, rounded once."""
+    x = as_real(theta)
+    move = move.reshape(x.shape)
+    if x.dtype == move.dtype and error is None and not isinstance(shrink, Tensor):
+        if shrink is not None and shrink != 1:
+            x.mul_(shrink)
+        x.add_(move)
+        return
+    # A copy, as autograd may have saved the parameter.
+    wide = widened(x.to(move.dtype, copy=True), error, move.dtype)
+    rounded(x, (wide if shrink is None else wide * shrink) + move, error)
 
 
 def widened_lists(wide: list[Tensor], errors: list[Tensor]) -> list[Tensor]:
@@ -152,15 +171,10 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
             raise ValueError(f"Tensor lr must be 1-element, but its shape is {tuple(lr.shape)}.")
         checks.non_negative("lr", lr.detach() if isinstance(lr, Tensor) else lr)
         check_settings(group)
-        if group["nonfinite"] not in NONFINITE:
-            raise ValueError(
-                f"nonfinite is {group['nonfinite']!r}, but it must be one of "
-                f"{', '.join(NONFINITE)}."
-            )
-        if group["compensate"] not in (None, True, False):
-            raise ValueError(
-                f"compensate is {group['compensate']!r}, but it must be True, False or None."
-            )
+        for name, known in (("nonfinite", NONFINITE), ("compensate", (True, False, None))):
+            if group[name] not in known:
+                words = ", ".join(map(str, known))
+                raise ValueError(f"{name} is {group[name]!r}, but it must be one of {words}.")
         if group["fused"] and group["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together: choose one.")
         if group["fused"] and group["differentiable"]:
@@ -385,7 +399,7 @@ def finite_here(grads: list[Tensor]) -> bool:
     one. Meta tensors have no entries. There is one synchronization for each device and dtype.
     """
     grads = [grad for grad in grads if not grad.is_meta]
-    parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in local(grads)]
+    parts = [as_real(g) for g in local(grads)]
     kinds: dict[Any, list[Tensor]] = {}
     for part in parts:
         kinds.setdefault((part.device, part.dtype), []).append(part)

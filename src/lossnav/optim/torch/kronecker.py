@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav.optim.torch.base import Batch, Group, new_step, rounded, state_dtype, widened
+from lossnav.optim.torch.base import Batch, Group, add_move, as_real, new_step, state_dtype
 from lossnav.optim.torch.diagonal import (
     PIECE,
     advance,
@@ -64,14 +64,14 @@ class KroneckerNavigator(Navigator):
     .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{1+c}{1+z}\frac mD\Bigr]Q_R^T,\qquad
               m=E[G'],\quad v=E[G'^2].
 
-    A convolution kernel is a matrix of its first axis and the rest. Vectors, scalars, and matrices
-    without a basis get exactly the step of `Navigator`, so one optimizer serves a whole model. With
-    ``betas=(0.95, 0.95), nesterov=False, saturation=0`` it is SOAP without decay, except that
-    vectors move at the first step, that ``eps`` is added after bias correction, and that directions
-    without gradients are not left to rounding.
+    A convolution kernel is a matrix of its first axis and the rest; a complex column counts as two
+    real ones. Vectors, scalars, and matrices without a basis get the step of `Navigator`, so one
+    optimizer serves a whole model. With ``betas=(0.95, 0.95), nesterov=False, saturation=0`` it is
+    SOAP without decay, except that vectors move at the first step, that ``eps`` is added after bias
+    correction, and that directions without gradients are not left to rounding.
 
     The first gradient of a matrix only initializes its basis: that step applies weight decay only.
-    A complex column counts as two real ones. The state of a sharded parameter (FSDP2, tensor
+    The state of a sharded parameter (FSDP2, tensor
     parallel; any DTensor) is sharded by rows over the same processes; a step gathers one matrix at
     a time, and each process computes all of it.
 
@@ -80,15 +80,11 @@ class KroneckerNavigator(Navigator):
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
             setting.
-        lr: Learning rate; a float or a tensor.
-        betas: Decay rates of the averages of the gradient and of its square, in the basis.
-        eps: Term added to the denominator for numerical stability.
-        weight_decay: Decoupled weight decay coefficient.
+        lr, betas, eps, weight_decay, gamma, gain, centered, nesterov, saturation, shared, horizon,
+            cooldown, wandering: As in `Navigator`, in the basis.
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
-        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown, wandering: As in
-            `Navigator`, in the basis.
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
@@ -331,9 +327,7 @@ def as_matrix(grad: Tensor, dtype: torch.dtype) -> Tensor:
         >>> as_matrix(torch.zeros(4, 3, 2, 2), torch.float64).shape
         torch.Size([4, 12])
     """
-    grad = whole(grad)
-    if grad.is_complex():
-        grad = torch.view_as_real(grad.resolve_conj())
+    grad = as_real(whole(grad))
     return grad.reshape(grad.shape[0], -1).to(dtype)
 
 
@@ -430,14 +424,9 @@ def _apply(theta: Tensor, move: Tensor | None, shrink: Any, error: Tensor | None
             pair = (2,) if theta.is_complex() else ()
             move = part(move.reshape(*theta.shape, *pair), theta).to_local()
         theta, error = theta.to_local(), None if error is None else error.to_local()
-    x = torch.view_as_real(theta) if theta.is_complex() else theta
     if move is None and error is None:
-        x.mul_(shrink)
+        as_real(theta).mul_(shrink)
         return
-    move = torch.zeros_like(x, dtype=state_dtype(x)) if move is None else move.reshape(x.shape)
-    if x.dtype != move.dtype or isinstance(shrink, Tensor):
-        rounded(x, widened(x.clone(), error, move.dtype) * shrink + move, error)
-        return
-    if shrink != 1:
-        x.mul_(shrink)
-    x.add_(move)
+    if move is None:
+        move = torch.zeros_like(as_real(theta), dtype=state_dtype(theta))
+    add_move(theta, move, error, shrink)

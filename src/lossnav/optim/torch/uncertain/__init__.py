@@ -62,21 +62,15 @@ class WeightUncertainty(NavigatorBase):
     for averages m of the gradient and H of the curvature. The prior's mean starts at the initial
     weights, follows the weights slowly, and is pulled back. A weight that no example needs returns
     to :math:`v=v_0` and is free for the next task; one that matters has a small variance and moves
-    little. `lossnav.rules.uncertain.UncertainWeightsRule` has the derivation.
-
-    *Evidence*: a step stands for E observations, and a belief rests on those of 1/a steps. E is the
-    batch size B; with ``"ggn"`` it is measured, from the variance of the gradient, which is the
-    curvature over E. Steps then do not depend on the scale of the loss, nor on the noise of a
-    regression's targets. A network with many weights for each example remembers for longer,
-    :math:`a=\mathrm{lr}/(1+\beta)`, where :math:`\beta` is the change that a step for one example
-    would make of that example's outputs.
+    little. `lossnav.rules.uncertain.UncertainWeightsRule` derives the step, the *evidence* E of a
+    batch, the *memory* 1/a and q.
 
     *Balance between layers*: q is the share of signal in a layer's gradient relative to the
     geometric mean over all layers. A layer with a noisy gradient counts as better known, and
     averages longer: m has the gain :math:`(1-\mathrm{momentum})\,q`, at most 1.
 
     *Resets*: a unit, a row of a matrix, is free when its weights' variances have returned to the
-    prior's: the data have said nothing about it for about ``1 / curvature_rate`` steps. With
+    prior's, as the data have said nothing about it for about ``1 / curvature_rate`` steps. With
     ``reset`` it is then drawn anew from the prior. Outgoing weights are not known here; those of a
     silent unit are free, too.
 
@@ -88,10 +82,8 @@ class WeightUncertainty(NavigatorBase):
         lr: Share of the past that a step forgets (dimensionless): 1/lr steps are remembered. Where
             the curvature decides, it is also the step in units of Newton's.
         k: Weight of an observation; 1 is Bayes' rule for independent examples and weights.
-        batch_size: Examples in a batch, those of all processes together; `watch` and `observe`
-            count them instead. Without either it is needed: nothing in a gradient tells how many
-            examples it is the mean of. A loss that is their sum is too large by that factor: divide
-            it.
+        batch_size: Examples in a batch, those of all processes together, whose mean the loss is.
+            Needed unless `watch` or `observe` counts them.
         curvature: Source of H. ``"squared-batch"``, the squared gradient of the batch times B,
             needs nothing else; ``"fisher"``, the mean square of each example's gradient, and
             ``"ggn"``, the Gauss-Newton curvature of the loss, need `watch` or `observe`.
@@ -102,13 +94,11 @@ class WeightUncertainty(NavigatorBase):
         prior_rate: Rate at which the prior's mean follows the weights for a batch of one; with B
             examples it is :math:`\sqrt B` times as fast.
         return_rate: Rate at which the prior's mean returns to the initial weights.
-        prior_variance: :math:`v_0`. None takes 2 over the inputs of a row of each matrix, which
-            keeps the size of signals through layers with ReLU. Vectors take that of the matrix
-            before them in their group (a bias follows its weight), or else after them; without any,
-            1.
+        prior_variance: :math:`v_0`. None takes 2 over the inputs of a row of each matrix. Vectors
+            take that of the matrix before them in their group (a bias follows its weight), or else
+            after them; without any, 1.
         balance: Balance layers by their share of signal; False has q = 1, and measures E and
-            :math:`\beta` for each tensor by itself. Without squares of examples, signal is the
-            agreement of a gradient with the average of the earlier ones.
+            :math:`\beta` for each tensor by itself.
         inertia: :math:`\eta/\gamma^2` of the second-order equations, which slows fast directions;
             zero is the overdamped limit.
         volatility: With inertia, how much a moving mean raises the variance, in units of the
@@ -222,11 +212,9 @@ class WeightUncertainty(NavigatorBase):
     ) -> Examples:
         """Collect statistics of the examples during the model's own forward and backward passes.
 
-        Call it once, before training; the loop stays as it is. It counts the examples of a batch,
-        sums the squares of their gradients during the backward pass, and with ``curvature="ggn"``
-        sends a random gradient of the outputs back along with each pass. Under `torch.distributed`
-        the squares are averaged over all processes. Do not use gradient scalers: they would scale
-        the squares, too.
+        Call it once, before training; the loop stays as it is. With ``curvature="ggn"`` it sends a
+        random gradient of the outputs back along with each pass. Under `torch.distributed` the
+        squares are averaged over all processes. Gradient scalers would scale the squares, too.
 
         Args:
             model: The module whose outputs go into the loss.
@@ -468,12 +456,12 @@ class WeightUncertainty(NavigatorBase):
 
     def _kernel_layers(self, batch: Batch) -> KernelLayers:
         group, params, _, columns = batch
-        held = [params, *columns[1:5]]
+        tensors = [t for column in (params, *columns[1:5]) for t in column]
         if self._layers is None:
             self._layers = {}
         layers = self._layers.get(id(group))
-        if layers is None or not layers.match(held):
-            layers = self._layers[id(group)] = KernelLayers(held)
+        if layers is None or not layers.serves(tensors):
+            layers = self._layers[id(group)] = KernelLayers(tensors, len(params))
         return layers
 
     def _gradients(self, batch: Batch) -> list[Tensor]:

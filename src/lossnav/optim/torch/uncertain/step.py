@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lossnav.optim.torch.base import Batch, Group, rounded, traced, widened
-from lossnav.optim.torch.diagonal import _real, kernels
+from lossnav.optim.torch.base import Batch, Group, as_real, rounded, traced, widened
+from lossnav.optim.torch.diagonal import InPlace, kernels
 from lossnav.optim.torch.shards import splits, totals
 from lossnav.rules.uncertain import (
     MOST_CURVATURE,
@@ -48,27 +47,21 @@ class GroupStep(NamedTuple):
     averages: list[tuple[float, ...]]  # of the sums; empty if values cannot be read
 
 
-class KernelLayers:
+class KernelLayers(InPlace):
     """The tensors of a group that the kernel can take, as flat arrays kept from step to step.
 
     Args:
-        held: Lists of parameters, curvatures, prior means, starts and average gradients.
+        tensors: Parameters, then curvatures, prior means, starts and average gradients.
+        count: Number of parameters.
     """
 
-    def __init__(self, held: list[list[Tensor]]) -> None:
-        self.tensors = [t for column in held for t in column]
-        self.addresses = [t.data_ptr() for t in self.tensors]
-        rows = list(zip(*held, strict=True))
+    def __init__(self, tensors: list[Tensor], count: int) -> None:
+        super().__init__(tensors)
+        rows = [tensors[i::count] for i in range(count)]
         self.chosen = [i for i, row in enumerate(rows) if _is_plain(row[:4])]
         self.others = [i for i in range(len(rows)) if i not in self.chosen]
         self.changed = [t for i in self.chosen for t in rows[i]]
         self.arrays = [tuple(map(kernels().flat, rows[i])) for i in self.chosen]
-
-    def match(self, held: list[list[Tensor]]) -> bool:
-        """Whether these are the same tensors at the same addresses."""
-        tensors = [t for column in held for t in column]
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        return same and [t.data_ptr() for t in tensors] == self.addresses
 
 
 def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tensor | None) -> None:
@@ -88,7 +81,7 @@ def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tenso
             step += 1 if ok is None else ok.to(step.device)
     for i, theta in enumerate(params):
         if columns[10][i].ndim and now.rule.reset is not None:
-            x, at, error = _real([theta])[0], theta.device, columns[-1][i]
+            x, at, error = as_real(theta), theta.device, columns[-1][i]
             state = {name: t.to(at) for name, t in _state(columns, i).items()}
             wide = widened(x, error, state["curvature"].dtype)
             drawn, age = now.rule.redrawn(wide, state, torch.randn_like)
@@ -101,7 +94,7 @@ def _move(
 ) -> Sums:
     """Take the step of one tensor by the rule; returns the sums for its share of signal."""
     rule, q, held = now.rule, now.q[i], _state(columns, i)
-    x, g = _real([theta, grad])
+    x, g = as_real(theta), as_real(grad)
     H = held["curvature"]
     squares, curvature = (None if t is None else t.to(H) for t in now.seen[i])
     seen = Observed(now.batch_size, squares, curvature)
@@ -191,7 +184,7 @@ def _average_sums(
 def _state(columns: Columns, i: int) -> dict[str, Tensor]:
     """The state of one parameter by the rule's names, complex numbers as pairs of reals."""
     names = ("t", *COLUMNS[1:])
-    return dict(zip(names, _real([column[i] for column in columns[:-1]]), strict=True))
+    return dict(zip(names, (as_real(column[i]) for column in columns[:-1]), strict=True))
 
 
 def _store(held: Tensor, new: Tensor, ok: Tensor | None) -> None:
