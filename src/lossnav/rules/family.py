@@ -22,14 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lossnav.rules.base import (
-    Array,
-    Rule,
-    array_namespace,
-    check_settings,
-    present,
-    shifted,
-)
+from lossnav.rules.base import Array, Rule, array_namespace, check_settings, present, shifted
 from lossnav.solvers.curvature import phi
 
 

@@ -211,11 +211,7 @@ def refreshed_basis(
     new = xp.astype(xp.linalg.qr(ahead)[0], Q.dtype)
     good = finite & xp.isfinite(xp.sum(new, axis=(-2, -1)))
     same = xp.arange(Q.shape[-1], dtype=order.dtype, device=device(Q))
-    return (
-        xp.where(good[..., None, None], new, Q),
-        xp.where(good[..., None], order, same),
-        good,
-    )
+    return (xp.where(good[..., None, None], new, Q), xp.where(good[..., None], order, same), good)
 
 
 def sorted_variance(v: Array, axis: int, order: Array) -> Array:

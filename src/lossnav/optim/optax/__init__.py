@@ -23,17 +23,8 @@ from lossnav.optim.optax.create import create
 from lossnav.optim.optax.transform import LearningRate, Nonfinite, from_rule, plain, transform
 from lossnav.optim.optax.transform import RuleState as RuleState  # importable, not part of the API
 from lossnav.optim.optax.uncertain import sample_weights, weight_uncertainty, weight_variance
-from lossnav.rules.base import (
-    Rule,
-    State,
-    check_settings,
-)
-from lossnav.rules.diagonal import (
-    BeliefRule,
-    average_of,
-    damping,
-    respelled,
-)
+from lossnav.rules.base import Rule, State, check_settings
+from lossnav.rules.diagonal import BeliefRule, average_of, damping, respelled
 from lossnav.rules.kronecker import RotatedRule, check_matrix, matrix_size, phases, sides
 
 __all__ = [

@@ -29,11 +29,7 @@ BLOCK = 1 << 16
 PART = 1 << 12
 """Sums are taken over parts this short, so that single precision suffices in each."""
 # Sums may be reordered; products are not contracted, so that steps round like those of PyTorch.
-OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "error_model": "numpy",
-    "fastmath": {"nsz", "reassoc"},
-}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"nsz", "reassoc"}}
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -17,13 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lossnav.optim.torch.base import Batch, Group, add_move, as_real, new_step, state_dtype
-from lossnav.optim.torch.diagonal import (
-    PIECE,
-    advance,
-    advance_lists,
-    scalars_of,
-    scalars_traced,
-)
+from lossnav.optim.torch.diagonal import PIECE, advance, advance_lists, scalars_of, scalars_traced
 from lossnav.optim.torch.navigator import Navigator
 from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, sharded_by_rows, whole
 from lossnav.rules.diagonal import BeliefRule, respelled

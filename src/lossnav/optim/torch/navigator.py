@@ -18,12 +18,7 @@ from lossnav.optim.torch.checkpoint import (
     to_adamw_state,
 )
 from lossnav.optim.torch.diagonal import DiagonalOptimizer
-from lossnav.rules.diagonal import (
-    BeliefRule,
-    average_of,
-    damping,
-    respelled,
-)
+from lossnav.rules.diagonal import BeliefRule, average_of, damping, respelled
 from lossnav.rules.gains import Betas
 
 

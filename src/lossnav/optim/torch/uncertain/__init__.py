@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from lossnav._base import checks
-from lossnav.optim.torch.base import (
-    Batch,
-    Group,
-    NavigatorBase,
-    new_step,
-    state_dtype,
-    traced,
-)
+from lossnav.optim.torch.base import Batch, Group, NavigatorBase, new_step, state_dtype, traced
 from lossnav.optim.torch.diagonal import kernels
 from lossnav.optim.torch.per_example import Examples, Loss
 from lossnav.optim.torch.shards import is_sharded, local
