@@ -90,8 +90,23 @@ class QuadraticRule(Rule):
         G, more = observed("metric", self.metric, grad, state, theta)
         return H, G, memory | more
 
-    def _in_words(self, drift: str) -> str:
-        """The assumptions, with the given one about the drift."""
+    def _form(self, H: Curvature, G: Curvature | None, grad: Array, theta: Array) -> QuadraticForm:
+        """The model of loss and drift at ``theta``, in dense float64 matrices."""
+        point, drift = to_numpy(theta).ravel(), getattr(self, "drift", None)
+        identity = np.eye(len(point))
+        c, J = (0 * point, 0 * identity) if drift is None else drift.jet(point, 1)
+        return QuadraticForm(
+            H=dense(H), g=to_numpy(grad).ravel(), value=0.0,
+            G=identity if G is None else dense(G), J=J, c=c, center=point,
+            eta=self.eta, k=self.k, gamma=self.gamma,
+        )  # fmt: skip
+
+    def _in_words(self, drift: str | None = None) -> str:
+        """The assumptions; by default the drift is the rule's own."""
+        if drift is None:
+            own = getattr(self, "drift", None)
+            words = f"{type(own).__name__}, linear near theta; only motion beside it has a price"
+            drift = "none" if own is None else words
         horizon = "none; the learner plans for ever (gamma = 0)"
         if self.gamma:
             near = f"the learner looks ahead about {1 / self.gamma:.3g} units of time"
@@ -322,22 +337,16 @@ class DriftedRule(QuadraticRule):
 
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         H, G, memory = self._observe(grad, state, theta)
-        point = to_numpy(theta).ravel()
-        metric = np.eye(len(point)) if G is None else dense(G)
-        c, J = self.drift.jet(point, 1)
-        form = QuadraticForm(
-            H=dense(H), g=to_numpy(grad).ravel(), value=0.0, G=metric, J=J, c=c, center=point,
-            eta=self.eta, k=self.k, gamma=self.gamma,
-        )  # fmt: skip
+        form = self._form(H, G, grad, theta)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a nearly singular Riccati equation
             policy = self._policy(form)
         if math.isinf(self.dt):
             if policy.end is None:
                 raise ValueError("The optimal path does not settle, so dt must be finite.")
-            move = policy.end - point
+            move = policy.end - form.center
         else:
-            move = policy.displacement(point, np.asarray(float(self.dt)))
+            move = policy.displacement(form.center, np.asarray(float(self.dt)))
         return like(move.reshape(theta.shape), theta), memory
 
     def _policy(self, form: QuadraticForm) -> Feedback:
@@ -350,8 +359,7 @@ class DriftedRule(QuadraticRule):
         further = np.where(h <= 0, np.maximum(raised, 0) + MARGIN * np.abs(h).max(), h)
         for values in (h, raised, further):
             if values is not h:
-                H = form.G @ (Q * values) @ Q.T @ form.G
-                form = replace(form, H=(H + H.T) / 2)
+                form = with_curvatures(form, values, Q)
             try:
                 if values is further or not _surely_unbounded(form, values):
                     return feedback(form)
@@ -361,8 +369,13 @@ class DriftedRule(QuadraticRule):
 
     @property
     def assumptions(self) -> str:
-        name = type(self.drift).__name__
-        return self._in_words(f"{name}, linear near theta; only motion beside it has a price")
+        return self._in_words()
+
+
+def with_curvatures(form: QuadraticForm, h: np.ndarray, Q: np.ndarray) -> QuadraticForm:
+    """The same form with curvatures ``h`` in directions Q, where ``Q.T G Q`` is 1."""
+    H = form.G @ (Q * h) @ Q.T @ form.G
+    return replace(form, H=(H + H.T) / 2)
 
 
 def _surely_unbounded(form: QuadraticForm, h: np.ndarray) -> bool:
