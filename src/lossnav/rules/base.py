@@ -60,11 +60,18 @@ class Rule(abc.ABC):
         return f"{type(self).__name__} does not state what it assumes."
 
 
-_namespaces: dict[type, Any] = {}
+class Numbers:
+    """The functions of an array namespace, for plain numbers."""
+
+    sqrt, exp, expm1 = map(staticmethod, (math.sqrt, math.exp, math.expm1))
+    log, log1p, isfinite = map(staticmethod, (math.log, math.log1p, math.isfinite))
+
+
+_namespaces: dict[type, Any] = {float: Numbers, int: Numbers}
 
 
 def array_namespace(x: Array) -> Any:
-    """``array_api_compat.array_namespace(x)``, in a form that torch.compile can trace."""
+    """The functions for an array or a number, looked up in a form that torch.compile can trace."""
     kind = type(x)
     if kind not in _namespaces:
         _namespaces[kind] = array_api_compat.array_namespace(x)
@@ -138,15 +145,29 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             BOUNDS[name](name, value)
 
 
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """``a`` or ``b``, for one condition or an array of them."""
+    if condition is True or condition is False or isinstance(condition, np.bool_):
+        return a if condition else b
+    return array_namespace(condition).where(condition, a, b)
+
+
+def clipped(x: Any, low: Any, high: float) -> Any:
+    """x within bounds; numbers or arrays."""
+    return where(x > low, where(x < high, x, high), low)
+
+
+def positive_or_one(x: Any) -> Any:
+    """``x``, with one where it is zero: a safe divisor where the numerator is zero too."""
+    return where(x > 0, x, 1.0)
+
+
 def one_minus_power(beta: Any, t: Any) -> Any:
-    """``1 - beta**t`` without cancellation, for numbers and arrays."""
-    if not known(beta):
-        xp = array_namespace(beta)
-        return -xp.expm1(t * xp.log(beta))
-    if not beta:
+    """``1 - beta**t`` without cancellation."""
+    if not present(beta):
         return 1.0
-    rate = math.log(beta)
-    return -math.expm1(t * rate) if known(t) else -array_namespace(t).expm1(t * rate)
+    power = t * array_namespace(beta).log(beta)
+    return -array_namespace(power).expm1(power)
 
 
 def lerp(a: Array, b: Array, weight: Any) -> Array:
@@ -178,14 +199,6 @@ def add_scaled(a: Array, b: Array, scale: Any) -> Array:
     """``a + scale * b``; may overwrite ``a``, as in `shifted`."""
     native = getattr(array_namespace(a), "add_scaled", None)
     return a + scale * b if native is None else native(a, b, scale)
-
-
-def positive_or_one(x: Any) -> Any:
-    """``x``, with one where it is zero: a safe divisor where the numerator is zero too."""
-    if known(x):
-        return x if x > 0 else 1.0
-    xp = array_namespace(x)
-    return xp.where(x > 0, x, xp.ones_like(x))
 
 
 def memory_dtype(theta: Array) -> Any:

@@ -22,12 +22,14 @@ from lossnav.rules.base import (
     add_scaled,
     array_namespace,
     check_settings,
+    clipped,
     known,
     memory_dtype,
     one_minus_power,
     positive_or_one,
     present,
     squared_average,
+    where,
 )
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
 from lossnav.rules.gains import Betas, Gain, SteadyKalman, remembered
@@ -92,8 +94,7 @@ class BeliefRule(BeliefFamily):
     r"""The diagonal family: Adam, AdaBelief, Lion, RMSprop, `Navigator`, and everything between.
 
     Args:
-        dt: Step size; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`.
         gain: How the mean m follows the gradients.
         beta2: Decay rate of v.
         second: What v averages: ``"plain"`` :math:`g^2`, ``"centered"`` :math:`(g-m)^2`, or
@@ -107,19 +108,19 @@ class BeliefRule(BeliefFamily):
         nesterov: Use look-ahead momentum.
         predict: Update m for the change that the step itself makes, :math:`m+\kappa v\Delta\theta`.
         exact_decay: Decay by :math:`e^{-j\Delta t}` instead of :math:`1-j\Delta t`, as AdamW does.
-        saturation: Strength c of curvature damping, with ``kappa`` by the tensor's own scale:
-            z is c for a coordinate with the mean v, at the largest learning rate so far, and the
-            step is longer by the factor ``1 + c``. 0 uses ``kappa``.
-        relative: State the loss in units of the tensor's own gradients, so that ``kappa`` is the
-            curvature per unit of :math:`v/\sqrt{\bar v}`, with :math:`\bar v` the mean of v:
-            z is then ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
+        saturation: Strength c of curvature damping: ``kappa`` is such that z is c for a coordinate
+            with the tensor's mean v at the largest learning rate so far, and the step is longer by
+            the factor ``1 + c``. 0 uses ``kappa``.
+        relative: State the loss in units of the tensor's own gradients: curvature is
+            :math:`\kappa v/\sqrt{\bar v}`, with :math:`\bar v` the mean of v, so z is
+            ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
         wandering: Variance of the minimum's move in each step, in units of the variance with which
-            one gradient measures it. z grows with the retained evidence, n gradients
-            (`lossnav.rules.gains.remembered`): t for 0, one for None, the default.
+            one gradient measures it. z grows with the retained evidence
+            (`lossnav.rules.gains.remembered`): t gradients for 0, one for None, the default.
         horizon: Number of steps N after which learning ends; None for an open end. Steps decay
-            linearly to zero over the last ``cooldown * N`` steps, and are zero after step N: the
-            schedule of `lossnav.schedule` for a bounded rate.
+            linearly over the last ``cooldown * N`` steps and are zero after step N: the schedule of
+            `lossnav.schedule` for a bounded rate.
         cooldown: Fraction of the horizon over which steps shrink, from 0 to 1.
 
     Examples:
@@ -304,12 +305,8 @@ class BeliefRule(BeliefFamily):
         """The schedule's factor of step ``t``: one, then linear decay, then zero."""
         if self.horizon is None:
             return 1.0
-        left, ramp = self.horizon + 1 - t, self.cooldown * self.horizon
-        if known(left) and known(ramp):
-            return min(1.0, max(left, 0.0) / max(ramp, 1.0))
-        xp = array_namespace(left if known(ramp) else ramp)
-        ramp = max(ramp, 1.0) if known(ramp) else xp.clip(ramp, min=1.0)
-        return xp.clip(left / ramp, min=0.0, max=1.0)
+        ramp = clipped(self.cooldown * self.horizon, 1.0, math.inf)
+        return clipped((self.horizon + 1 - t) / ramp, 0.0, 1.0)
 
     def _level(self, t: Any) -> Any:
         """The estimated v per unit of the stored one; a single gradient shows no noise."""
@@ -317,11 +314,8 @@ class BeliefRule(BeliefFamily):
 
     def _level_before(self, t: Any) -> Any:
         first = 2 if self.second == "noise" else 1
-        if known(t):
-            return (self._level(t - 1) if self.diffuse else 1.0) if t > first else 0.0
-        xp = array_namespace(t)
         level = self._level(before(t)) if self.diffuse else 1.0
-        return xp.where(t > first, level * xp.ones_like(t), xp.zeros_like(t))
+        return where(t > first, level + 0 * t, 0 * t)
 
     def _surprise(self, t: Any) -> tuple[Any, Any]:
         """Numbers s and c: v averages the square of ``s * (g - c * m)``, with the stored m."""
@@ -332,8 +326,7 @@ class BeliefRule(BeliefFamily):
         # The mean is noisy, too, with (1 - beta1)/(1 + beta1) of the variance of one gradient.
         unbiased = ((1 + self.gain.leftover) / 2) ** 0.5
         center = 1 / self.gain.weight(before(t), True)
-        later = t > 1 if known(t) else array_namespace(t).astype(t > 1, t.dtype)
-        return unbiased * later, center
+        return where(t > 1, unbiased + 0 * t, 0 * t), center
 
     def second_moment(self, g: Array, m: Array, v: Array, s: Scalars) -> Array:
         """The stored v after the gradient ``g``, where the stored mean before it is ``m``."""
@@ -494,7 +487,7 @@ class BeliefRule(BeliefFamily):
 
 def before(t: Any) -> Any:
     """The number of gradients before gradient ``t``, and one for the first."""
-    return max(t - 1, 1) if known(t) else array_namespace(t).clip(t - 1, min=1)
+    return clipped(t - 1, 1.0, math.inf)
 
 
 def usable(scale: Array) -> Array:

@@ -11,7 +11,6 @@ is :math:`m \leftarrow m + K(g-m)`, and the gain K expresses the assumed drift:
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +20,13 @@ from lossnav.rules.base import (
     State,
     array_namespace,
     check_settings,
-    known,
     lerp,
     memory_dtype,
     one_minus_power,
     positive_or_one,
     present,
     shifted,
+    where,
 )
 
 
@@ -269,19 +268,11 @@ def remembered(wandering: Any, t: Any) -> Any:
     """
     if wandering is None:
         return 1.0
-    if known(wandering):
-        K = 2 / (1 + math.sqrt(1 + 4 / wandering)) if wandering else 0.0
-        if not 0 < K < 1:
-            return 1.0 if K else t
-        rate = math.log1p(-K)
-        if known(t):
-            return -math.expm1(2 * t * rate) / (K * (1 + math.exp((2 * t - 1) * rate)))
-        xp = array_namespace(t)
-        return -xp.expm1(2 * t * rate) / (K * (1 + xp.exp((2 * t - 1) * rate)))
-    xp = array_namespace(wandering)
-    K = 2 / (1 + xp.sqrt(1 + 4 / wandering))
+    root = array_namespace(wandering).sqrt(1 + 4 / positive_or_one(wandering))
+    K = where(wandering > 0, 2 / (1 + root), 0.0)
     inside = (K > 0) & (K < 1)
-    K = xp.where(inside, K, xp.round(K) / 2)
-    rate = xp.log1p(-K)
-    evidence = -xp.expm1(2 * t * rate) / ((1 + xp.exp((2 * t - 1) * rate)) * positive_or_one(K))
-    return xp.where(inside, evidence, xp.where(K > 0, xp.ones_like(K), t * xp.ones_like(K)))
+    K = where(inside, K, 0.5 * (K > 0))  # a number for which the formula has a value
+    rate = array_namespace(K).log1p(-K)
+    xp = array_namespace(t * rate)
+    evidence = -xp.expm1(2 * t * rate) / (positive_or_one(K) * (1 + xp.exp((2 * t - 1) * rate)))
+    return where(inside, evidence, where(K > 0, 1.0 + 0 * t, 1.0 * t))

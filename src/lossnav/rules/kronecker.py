@@ -5,10 +5,9 @@ The learner believes that a gradient matrix G varies independently along the eig
 coordinate by coordinate. The basis follows the averaged covariances by orthogonal iteration: it is
 sorted by :math:`\mathrm{diag}(Q^TCQ)`, largest first, and then :math:`Q\leftarrow\mathrm{qr}(CQ)`.
 
-The functions here take one matrix or a stack of them; axes are counted from the end, so that -2 are
-the rows and -1 the columns. `KroneckerRule` is SOAP with the theory's settings, for any number of
-axes. `RotatedRule` runs any diagonal rule on a matrix; the optimizers of `lossnav.optim` take its
-step.
+The functions take one matrix or a stack of them, with rows along axis -2 and columns along -1.
+`KroneckerRule` is SOAP with the theory's settings, for any number of axes. `RotatedRule` runs any
+diagonal rule on a matrix; the optimizers of `lossnav.optim` take its step.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ from lossnav.rules.base import (
     State,
     array_namespace,
     check_settings,
+    clipped,
     lerp,
     memory_dtype,
     one_minus_power,
+    where,
 )
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
@@ -60,7 +61,7 @@ def sides(
 
     With ``matrix="auto"`` a side gets one if it is at most ``max_dim`` long and if the averaged
     gradients can span it: each has at most as many directions as the other side is long, and the
-    average holds about ``1 / (1 - basis_beta)`` of them. True gives one to every side longer than
+    average has about ``1 / (1 - basis_beta)`` of them. True gives one to every side longer than
     one, False to none.
 
     Examples:
@@ -214,10 +215,31 @@ def refreshed_basis(
     return (xp.where(good[..., None, None], new, Q), xp.where(good[..., None], order, same), good)
 
 
-def sorted_variance(v: Array, axis: int, order: Array) -> Array:
-    """Variances along an axis (-2 or -1) in the order of its new directions."""
-    index = order[..., :, None] if axis == -2 else order[..., None, :]
-    return array_namespace(v).take_along_axis(v, index, axis=axis)
+def refreshed(
+    C: Basis, Q: Basis, m: Any, v: Array
+) -> tuple[dict[int, Array], Any, Array, dict[int, Array]]:
+    """Bases after a refresh from their covariances, with mean and variance in them.
+
+    The mean is rotated with its basis; variances are permuted with their directions.
+
+    Returns:
+        The new bases, mean and variance, and by axis whether the covariance was usable.
+    """
+    xp = array_namespace(v)
+    new: dict[int, Array] = {}
+    good: dict[int, Array] = {}
+    for axis in Q:
+        new[axis], order, good[axis] = refreshed_basis(C[axis], Q[axis])
+        index = order[..., :, None] if axis == -2 else order[..., None, :]
+        v = xp.take_along_axis(v, index, axis=axis)
+    return new, None if m is None else rotate(rotate(m, Q, back=True), new), v, good
+
+
+def from_second(rule: BeliefRule) -> BeliefRule:
+    """The rule of a matrix with a basis, whose count of steps begins with the second gradient."""
+    if rule.horizon is None:
+        return rule
+    return replace(rule, horizon=clipped(rule.horizon - 1, 1, math.inf))
 
 
 @dataclass(frozen=True)
@@ -231,8 +253,8 @@ class KroneckerRule(BeliefFamily):
     factorization. The first gradient sets up the basis and moves nothing.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`. The weights decay after the step.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`; the weights decay
+            after the step.
         beta1: Decay factor of the mean.
         beta2: Decay factor of the variance, in the basis.
         basis_beta: Decay factor of the covariances; None takes ``beta2``.
@@ -410,15 +432,13 @@ class RotatedRule(Rule):
         return rotate(move, basis, back=True), {**new, "step": step + 1}
 
     def _refreshed(self, state: State) -> State:
-        new = dict(state)
-        for i in self.sides:
-            C = state[f"C{i}"]
-            new[f"Q{i}"], order, good = refreshed_basis(C, state[f"Q{i}"])
-            new["v"] = sorted_variance(new["v"], i - 2, order)
-            xp = array_namespace(C)
-            new[f"C{i}"] = xp.where(good, C, xp.zeros_like(C))  # reset after an overflow
-        if "m" in state:
-            new["m"] = rotate(rotate(state["m"], _basis(state, 2), back=True), _basis(new, 2))
+        covariances = {i - 2: state[f"C{i}"] for i in self.sides}
+        bases, m, v, good = refreshed(covariances, _basis(state, 2), state.get("m"), state["v"])
+        new = {**state, "v": v} | ({} if m is None else {"m": m})
+        for axis, C in covariances.items():
+            new[f"Q{axis + 2}"] = bases[axis]
+            # Reset after an overflow.
+            new[f"C{axis + 2}"] = where(good[axis], C, array_namespace(C).zeros_like(C))
         return new
 
 

@@ -73,8 +73,7 @@ class PolarRule(BeliefFamily):
     r"""The optimal step under :math:`V=MM^T`: the mean gradient with normalized singular values.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`.
         beta1: Decay rate of the mean, which starts from zero.
         nesterov: Use look-ahead momentum, ``beta1 * m + (1 - beta1) * g``.
         method: ``"svd"`` for the exact factor; ``"newton-schulz"`` for Muon's polynomial, without

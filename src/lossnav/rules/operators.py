@@ -66,8 +66,8 @@ class Kronecker(Curvature):
         return h
 
     def apply(self, fn: Function, g: Array) -> Array:
-        turned = _contracted(self.sizes, self.vectors, g, 0)
-        moved = times(like(fn(self.spectrum), g), turned)
+        rotated = _contracted(self.sizes, self.vectors, g, 0)
+        moved = times(like(fn(self.spectrum), g), rotated)
         back = _contracted(self.sizes, self.vectors, moved, 1)
         return array_namespace(g).reshape(back, g.shape)
 

@@ -25,7 +25,14 @@ from lossnav.optim.optax.transform import RuleState as RuleState  # importable, 
 from lossnav.optim.optax.uncertain import sample_weights, weight_uncertainty, weight_variance
 from lossnav.rules.base import Rule, State, check_settings
 from lossnav.rules.diagonal import BeliefRule, average_of, damping, respelled
-from lossnav.rules.kronecker import RotatedRule, check_matrix, matrix_size, phases, sides
+from lossnav.rules.kronecker import (
+    RotatedRule,
+    check_matrix,
+    from_second,
+    matrix_size,
+    phases,
+    sides,
+)
 
 __all__ = [
     "ballistic",
@@ -182,12 +189,9 @@ def kronecker_navigator(
     numbers = {"saturation": saturation, "shared": shared, "wandering": wandering}
     numbers |= {"eps": eps, "gamma": gamma}
     inner = _belief(b1, b2, gain, centered, nesterov, horizon, cooldown, **numbers)
-    # A matrix counts its steps from the second gradient on.
-    later: Any = horizon
-    if horizon is not None:
-        later = max(horizon - 1, 1) if isinstance(horizon, int) else jnp.maximum(horizon - 1, 1)
-    turned = replace(inner, horizon=later)
-    rule = RotatedRule(dt=1.0, inner=turned, basis_beta=plain(basis_beta), refresh=refresh)
+    rule = RotatedRule(
+        dt=1.0, inner=from_second(inner), basis_beta=plain(basis_beta), refresh=refresh
+    )
 
     def assign(leaves: list[Any], _: Any, states: list[State] | None) -> list[Rule]:
         sizes = [

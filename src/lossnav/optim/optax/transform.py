@@ -95,7 +95,7 @@ def transform(
 
     def init(params: Tree) -> RuleState:
         leaves, tree = flat(params)
-        begun = [
+        initial = [
             None if leaf is None else _init_leaf(rule, wide(leaf))
             for rule, leaf in zip(assign(leaves, paths_of(params), None), leaves, strict=True)
         ]
@@ -103,12 +103,12 @@ def transform(
         if not leaves:  # optax inspects which parts of the state are shaped like parameters
             alike = [name for name, part in example((2, 3)).items() if part.shape == (2, 3)]
             all_of_it = example((2, 2))
-            begun = [all_of_it]
+            initial = [all_of_it]
             names = dict.fromkeys((*all_of_it, *always))
             by_name = {name: tree.unflatten([]) if name in alike else zero for name in names}
         else:
-            by_name = _by_name(begun, tree, always)
-        peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
+            by_name = _by_name(initial, tree, always)
+        peaks = [memory[PEAK].dtype for memory in initial if memory is not None and PEAK in memory]
         peak = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
         return RuleState(zero, zero, by_name | peak)
 
@@ -235,16 +235,16 @@ def _init_leaf(rule: Rule, x: Array) -> State:
     """The initial state of a leaf; arrays of the leaf's shape are sharded like it."""
     home = None if isinstance(x, jax.core.Tracer) else x.sharding
     if home is None or len(home.device_set) == 1:
-        begun = rule.init(x)
+        initial = rule.init(x)
     else:
         # A rule puts small arrays on the leaf's devices, but they cannot be cut like it: traced,
         # they are not.
-        begun = {
+        initial = {
             name: jax.device_put(value, home) if value.shape == x.shape else value
             for name, value in jax.jit(rule.init)(x).items()
         }
     shared = ("t",) if isinstance(rule, COUNTED) else ()
-    return {name: jnp.asarray(value) for name, value in begun.items() if name not in shared}
+    return {name: jnp.asarray(value) for name, value in initial.items() if name not in shared}
 
 
 def _by_name(memories: list[State | None], tree: Any, always: tuple[str, ...]) -> dict[str, Tree]:

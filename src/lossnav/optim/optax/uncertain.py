@@ -87,8 +87,8 @@ def weight_uncertainty(
         >>> state = optimizer.init(params)
         >>> each = jax.vmap(jax.grad(loss), (None, 0))(params, x)  # the gradient of every example
         >>> grads = jax.tree.map(lambda g: g.mean(0), each)
-        >>> seen = {"squares": jax.tree.map(lambda g: (g * g).mean(0), each), "batch_size": 64}
-        >>> updates, state = optimizer.update(grads, state, params, **seen)
+        >>> extra = {"squares": jax.tree.map(lambda g: (g * g).mean(0), each), "batch_size": 64}
+        >>> updates, state = optimizer.update(grads, state, params, **extra)
         >>> bool(loss(optax.apply_updates(params, updates), x) < loss(params, x))
         True
     """

@@ -126,8 +126,8 @@ def uncertain_step(
         x, g, h, p, s = X[first:end], G[first:end], H[first:end], P[first:end], S[first:end]
         a, b, q = A[first:end], C[first:end], Q[first:end]
         for i in range(len(h)):
-            seen = keep * h[i] + (rate * b[i] if len(b) else add * (g[i] * g[i]))
-            h[i] = seen if seen < most else most
+            value = keep * h[i] + (rate * b[i] if len(b) else add * (g[i] * g[i]))
+            h[i] = value if value < most else most
         total, paired, curved = zero, zero, zero
         if len(a):
             for i in range(len(h)):

@@ -8,7 +8,6 @@ saves part of its products.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -20,16 +19,16 @@ from lossnav.optim.torch.base import Batch, Group, add_move, as_real, new_step, 
 from lossnav.optim.torch.diagonal import PIECE, advance, advance_lists, scalars_of, scalars_traced
 from lossnav.optim.torch.navigator import Navigator
 from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, sharded_by_rows, whole
-from lossnav.rules.diagonal import BeliefRule, respelled
+from lossnav.rules.diagonal import respelled
 from lossnav.rules.kronecker import (
     check_matrix,
     first_basis,
+    from_second,
     matrix_size,
     phases,
-    refreshed_basis,
+    refreshed,
     rotate,
     sides,
-    sorted_variance,
     zero_rounding_noise,
 )
 
@@ -264,13 +263,8 @@ class KroneckerNavigator(Navigator):
             _set_basis(state, {axis: Q[i] for axis, Q in basis.items()})
             state["step"] += 1
 
-    def _matrix_form(self, group: Group) -> BeliefRule:
-        """The rule of a matrix, whose count of steps begins with the second gradient."""
-        form = self._cached_rule(group)
-        return form if form.horizon is None else replace(form, horizon=max(form.horizon - 1, 1))
-
     def _move(self, group: Group, stack: list[MatrixStep], G: Tensor) -> None:
-        form = self._matrix_form(group)
+        form = from_second(self._cached_rule(group))
         states = [state for _, _, state in stack]
         basis = _basis_of(states)
         rotated = zero_rounding_noise(rotate(G, basis))
@@ -287,7 +281,7 @@ class KroneckerNavigator(Navigator):
     def _move_differentiable(self, group: Group, matrix: MatrixStep) -> None:
         """`_move` for one matrix, by operations that autograd can differentiate."""
         theta, grad, state = matrix
-        form = self._matrix_form(group)
+        form = from_second(self._cached_rule(group))
         n = scalars_traced(form, group, state["step"], grad, None)
         # Copies, as a refresh changes the basis in place and a backward pass needs the old one.
         basis = {axis: Q[0].clone() for axis, Q in _basis_of([state]).items()}
@@ -390,21 +384,20 @@ def average_covariances(covariances: list[Tensor], A: Tensor, beta: float) -> No
 
 def _refresh(states: list[State]) -> None:
     """Update the bases from the covariances, and rotate mean and variance to them."""
-    old = _basis_of(states)
-    new: dict[int, Tensor] = {}
+    covariances = {
+        axis: [state[f"{side}_covariance"] for state in states]
+        for side, axis in SIDES.items()
+        if f"{side}_covariance" in states[0]
+    }
+    whole = {axis: _stacked(Cs) for axis, Cs in covariances.items()}
+    whole = {axis: C.tril() + C.tril(-1).mT for axis, C in whole.items()}
     m, v = (_stacked([state[name] for state in states]) for name in ("mean", "variance"))
-    for side, axis in SIDES.items():
-        if axis not in old:
-            continue
-        covariances = [state[f"{side}_covariance"] for state in states]
-        C = _stacked(covariances)
-        new[axis], order, good = refreshed_basis(C.tril() + C.tril(-1).mT, old[axis])
-        v = sorted_variance(v, axis, order)
-        if not good.is_meta:
-            for covariance, usable in zip(covariances, good.tolist(), strict=True):
-                if not usable:
-                    covariance.zero_()
-    m = rotate(rotate(m, old, back=True), new)
+    new, m, v, good = refreshed(whole, _basis_of(states), m, v)
+    for axis, flags in good.items():
+        usable = [True] * len(states) if flags.is_meta else flags.tolist()
+        for C, finite in zip(covariances[axis], usable, strict=True):
+            if not finite:
+                C.zero_()
     for i, state in enumerate(states):
         state["mean"].copy_(m[i])
         state["variance"].copy_(v[i])

@@ -58,11 +58,8 @@ def from_rule(
             PyTorch tensors, as all of `lossnav.rules` do. The order ``from_rule(rule, params)`` is
             accepted, too.
         weight_decay: Decoupled weight decay coefficient, added to that of the rule itself.
-        maximize: Maximize the objective instead of minimizing it.
-        differentiable: Whether autograd can differentiate through the step.
-        nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
-            `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it.
-        compensate: As in `Navigator`.
+        maximize, differentiable: As in `Navigator`.
+        nonfinite, compensate: As in `Navigator`.
 
     Raises:
         ValueError: The rule cannot run on these parameters; the message names one that can.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -35,11 +36,7 @@ from lossnav.rules.uncertain import (
     variance,
 )
 
-SETTINGS = (
-    "k", "batch_size", "curvature", "pull", "momentum", "curvature_rate", "signal_rate",
-    "prior_rate", "return_rate", "prior_variance", "balance", "inertia", "volatility", "noise",
-    "reset", "weight_decay",
-)  # fmt: skip
+SETTINGS = tuple(field.name for field in fields(UncertainWeightsRule) if field.name != "dt")
 _Default = UncertainWeightsRule
 
 
@@ -134,7 +131,7 @@ class WeightUncertainty(NavigatorBase):
     _layers: dict[int, KernelLayers] | None = None
     _now: list[GroupStep] = []  # noqa: RUF012  (replaced by each step)
     _compared = False
-    """Whether the first batch was compared with what was said of it."""
+    """Whether the first batch was compared with the setting ``batch_size``."""
 
     def __init__(
         self,
@@ -303,24 +300,17 @@ class WeightUncertainty(NavigatorBase):
         rows = group["reset"] is not None and theta.ndim > 1
         if rows and is_sharded(theta):
             raise ValueError("Units of sharded parameters cannot be reset: leave reset=None.")
-        zero = torch.zeros((), dtype=kind, device=home)
-        zeros = torch.zeros_like(theta, requires_grad=False, **like)
         start = theta.detach().to(like["dtype"], copy=True)
-        return {
-            "step": new_step(home),
-            "curvature": zeros,
-            "prior_mean": start.clone(),
-            "start": start,
-            "average": zeros.clone() if _rule(group).keeps_average else zero.clone(),
-            "prior_variance": zero + self._prior(theta, group),
-            "weight": zero.clone(),
-            "signal": zero.clone(),
-            "scatter": zero.clone(),
-            "bend": zero.clone(),
-            "age": torch.zeros(len(theta), dtype=kind, device=theta.device)
-            if rows
-            else zero.clone(),
-        }
+        zeros = torch.zeros_like(theta, requires_grad=False, **like)
+        state = {name: torch.zeros((), dtype=kind, device=home) for name in self.columns}
+        state |= {"step": new_step(home), "start": start, "prior_mean": start.clone()}
+        state["curvature"] = zeros
+        if _rule(group).keeps_average:
+            state["average"] = zeros.clone()
+        state["prior_variance"] += self._prior(theta, group)
+        if rows:
+            state["age"] = torch.zeros(len(theta), dtype=kind, device=theta.device)
+        return state
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _prior(self, theta: Tensor, group: Group) -> float:
@@ -350,15 +340,15 @@ class WeightUncertainty(NavigatorBase):
     def _prepare(self, batches: list[Batch]) -> None:
         """Collect what the step needs of the batch and of all layers, before anything changes."""
         sums = [[t for batch in batches for t in batch[3][place]] for place in PLACES]
-        held: list[tuple[float, ...]] = []
+        values: list[tuple[float, ...]] = []
         if any(traced(batch[0]) for batch in batches):
-            found = [stacked(column) for column in sums]
+            by_name = [stacked(column) for column in sums]
         else:
-            held = [tuple(t.item() for t in row) for row in zip(*sums, strict=True)]
-            found = list(np.array(held).T)
+            values = [tuple(t.item() for t in row) for row in zip(*sums, strict=True)]
+            by_name = list(np.array(values).T)
         balanced = [batch[0]["balance"] for batch in batches for _ in batch[1]]
         chosen = [i for i, here in enumerate(balanced) if here]
-        shares = signal_shares(*(column[chosen] for column in found[:2])) if chosen else []
+        shares = signal_shares(*(column[chosen] for column in by_name[:2])) if chosen else []
         known = shares.unbind() if isinstance(shares, Tensor) else list(map(float, shares))
         qs = dict(zip(chosen, known, strict=True))
         self._now, first = [], 0
@@ -366,50 +356,50 @@ class WeightUncertainty(NavigatorBase):
             places = range(first, first + len(params))
             first += len(params)
             q = [qs.get(i, 1.0) for i in places]
-            averages = [held[i] for i in places] if held else []
-            seen = self._statistics(group, params)
+            averages = [values[i] for i in places] if values else []
+            statistics = self._statistics(group, params)
             size, rule = self._batch(group), _rule(group)
             weights = []
             for rows in [chosen] if group["balance"] else [[i] for i in places]:
-                signal, scatter, bend = (column[rows] for column in found)
+                signal, scatter, bend = (column[rows] for column in by_name)
                 K, length = rule.weights(signal, scatter, bend, size)
-                weights.append((float(K), float(length)) if held else (K, length))
+                weights.append((float(K), float(length)) if values else (K, length))
             if group["balance"]:
                 weights *= len(params)
-            now = GroupStep(group, rule, params, seen, q, weights, size, averages)
+            now = GroupStep(group, rule, params, statistics, q, weights, size, averages)
             _check_memory(now, columns)
             self._now.append(now)
 
     def _batch(self, group: Group) -> float:
-        told = group["batch_size"]
+        stated = group["batch_size"]
         if self._observed is not None:
             counted = self._observed[2]
         elif self._examples is not None and self._examples.count:
             counted = float(self._examples.count * _processes())
-        elif told is None:
+        elif stated is None:
             raise RuntimeError(
                 f"{BATCH_UNKNOWN}: give batch_size=..., or call optimizer.watch(model) before "
                 "training, which counts them."
             )
         else:
-            counted = float(told)
+            counted = float(stated)
         if not (self._compared or torch.compiler.is_compiling()):
-            self._compare(counted, told)
+            self._compare(counted, stated)
         return counted
 
-    def _compare(self, counted: float, told: float | None) -> None:
-        """Warn, once, if the first batch contradicts what was said of it."""
+    def _compare(self, counted: float, stated: float | None) -> None:
+        """Warn, once, if the first batch contradicts the setting."""
         self._compared = True
-        if told is not None and counted not in (told, told * _processes()):
+        if stated is not None and counted not in (stated, stated * _processes()):
             warnings.warn(
-                f"{counted:.0f} examples were counted where batch_size is {told:.6g}: the count is "
-                "used. Leave batch_size out.",
+                f"{counted:.0f} examples were counted where batch_size is {stated:.6g}: the count "
+                "is used. Leave batch_size out.",
                 stacklevel=6,
             )
 
     def _statistics(self, group: Group, params: list[Tensor]) -> Statistics:
         kind, watch = group["curvature"], self._examples
-        found: Statistics = []
+        statistics: Statistics = []
         for theta in params:
             squares: Tensor | None = None
             curvature: Tensor | None = None
@@ -429,10 +419,10 @@ class WeightUncertainty(NavigatorBase):
                     "Squares of examples are not available for sharded parameters: use "
                     'curvature="squared-batch".'
                 )
-            found.append((squares, wanted))
+            statistics.append((squares, wanted))
         if watch is not None and watch.count:
-            _over_processes(found)
-        return found
+            _over_processes(statistics)
+        return statistics
 
     def _update(self, batch: Batch, ok: Tensor | None) -> None:
         group, params, _, columns = batch
@@ -480,7 +470,7 @@ def _check_memory(now: GroupStep, columns: list[list[Tensor]]) -> None:
     """Refuse settings that need what the state of some parameter does not have."""
     rule = now.rule
     for theta, average, age, (squares, _) in zip(
-        now.wholes, columns[4], columns[10], now.seen, strict=True
+        now.wholes, columns[4], columns[10], now.statistics, strict=True
     ):
         if average.shape != theta.shape:
             if rule.averages:
@@ -507,12 +497,12 @@ def _processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _over_processes(found: Statistics) -> None:
+def _over_processes(statistics: Statistics) -> None:
     """Average over all processes, each of which has its own examples."""
     count = _processes()
     if count > 1:
         import torch.distributed as dist
 
-        for tensor in {id(t): t for pair in found for t in pair if t is not None}.values():
+        for tensor in {id(t): t for pair in statistics for t in pair if t is not None}.values():
             dist.all_reduce(tensor)
             tensor /= count

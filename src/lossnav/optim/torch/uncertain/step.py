@@ -40,7 +40,7 @@ class GroupStep(NamedTuple):
     group: Group
     rule: UncertainWeightsRule
     wholes: list[Tensor]  # the parameters, sharded or not
-    seen: Statistics
+    statistics: Statistics
     q: list[Any]
     weights: list[tuple[Any, Any]]  # of each parameter
     batch_size: float
@@ -93,25 +93,25 @@ def _move(
     now: GroupStep, i: int, theta: Tensor, grad: Tensor, columns: Columns, ok: Tensor | None
 ) -> Sums:
     """Take the step of one tensor by the rule; returns the sums for its share of signal."""
-    rule, q, held = now.rule, now.q[i], _state(columns, i)
+    rule, q, stored = now.rule, now.q[i], _state(columns, i)
     x, g = as_real(theta), as_real(grad)
-    H = held["curvature"]
-    squares, curvature = (None if t is None else t.to(H) for t in now.seen[i])
-    seen = Observed(now.batch_size, squares, curvature)
-    state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in held.items()}
+    H = stored["curvature"]
+    squares, curvature = (None if t is None else t.to(H) for t in now.statistics[i])
+    batch = Observed(now.batch_size, squares, curvature)
+    state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in stored.items()}
     if not rule.keeps_average:
         del state["average"]
     q, *weights = (z.to(H) if isinstance(z, Tensor) else z for z in (q, *now.weights[i]))
     error = columns[-1][i]
     wide = widened(x, error, H.dtype)
     move, kept, sums = rule.move(
-        g.to(H.dtype), state, wide, q, (weights[0], weights[1]), seen, torch.randn_like
+        g.to(H.dtype), state, wide, q, (weights[0], weights[1]), batch, torch.randn_like
     )
     moved = wide + move
     rounded(x, moved if ok is None else torch.where(ok.to(x.device), moved, wide), error)
     for name in ("curvature", "prior_mean", "average", "weight"):
         if name in kept:
-            _store(held[name], kept[name], ok)
+            _store(stored[name], kept[name], ok)
     return sums
 
 
@@ -131,7 +131,7 @@ def _run_kernel(
     for i, (x, *memory, average) in zip(chosen, layers.arrays, strict=True):
         rate, (K, length) = rule.curvature_gain(times[i]), now.weights[i]
         q, v0, dtype = now.q[i], columns[5][i].item(), columns[1][i].dtype
-        squares, curvature = now.seen[i]
+        squares, curvature = now.statistics[i]
         g, bend, square = (
             x[:0] if t is None else kernel.flat(t.to(dtype).contiguous())
             for t in (grads[i], curvature, squares if B > 1 else None)
@@ -145,10 +145,10 @@ def _run_kernel(
             rule.gain(times[i], q), averages, 1 - follow - back, follow, back,
             1 - float(rule.dt) * rule.weight_decay,
         ))  # fmt: skip
-    found = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=3).tolist()
+    returned = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=3).tolist()
     # Autograd must know of the change: it refuses a backward pass that needs the old values.
     torch.autograd.graph.increment_version(layers.changed)
-    for i, arrays, (signal, other, bend) in zip(chosen, tensors, found, strict=True):
+    for i, arrays, (signal, other, bend) in zip(chosen, tensors, returned, strict=True):
         squares = other if len(arrays[7]) else None
         noise = scatter_of(signal, other, squares, B)
         sums[i] = signal, noise, bend if len(arrays[6]) else B * signal
@@ -163,7 +163,7 @@ def _average_sums(
     if not chosen:
         return
     rule = now.rule
-    paired = [rule.paired(Observed(now.batch_size, *now.seen[i])) for i in chosen]
+    paired = [rule.paired(Observed(now.batch_size, *now.statistics[i])) for i in chosen]
     over = splits([now.wholes[i] for i in chosen])
     if times and now.averages and not over:
         for i, pair in zip(chosen, paired, strict=True):
@@ -174,8 +174,8 @@ def _average_sums(
     steps = stacked([columns[0][i] for i in chosen])
     gain = rule.signal_gain(steps, torch.tensor(paired).to(steps))
     averages = [columns[j][i] for j in PLACES for i in chosen]
-    found = [sums[i][part] for part in range(len(SUMS)) for i in chosen]  # type: ignore[index]
-    old, new = (stacked(values).reshape(len(SUMS), len(chosen)) for values in (averages, found))
+    latest = [sums[i][part] for part in range(len(SUMS)) for i in chosen]  # type: ignore[index]
+    old, new = (stacked(values).reshape(len(SUMS), len(chosen)) for values in (averages, latest))
     values = averaged(old, totals(over, new), gain).reshape(-1)
     for average, value in zip(averages, values, strict=True):
         _store(average, value, ok)
@@ -187,12 +187,12 @@ def _state(columns: Columns, i: int) -> dict[str, Tensor]:
     return dict(zip(names, (as_real(column[i]) for column in columns[:-1]), strict=True))
 
 
-def _store(held: Tensor, new: Tensor, ok: Tensor | None) -> None:
-    if new.is_meta and not held.is_meta:
+def _store(stored: Tensor, new: Tensor, ok: Tensor | None) -> None:
+    if new.is_meta and not stored.is_meta:
         return  # a number beside a meta tensor, which has none
     if ok is not None:
-        new = torch.where(ok.to(new.device), new, held.to(new))
-    held.copy_(new)
+        new = torch.where(ok.to(new.device), new, stored.to(new))
+    stored.copy_(new)
 
 
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
