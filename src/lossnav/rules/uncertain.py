@@ -58,7 +58,7 @@ from lossnav.rules.family import decayed
 from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source
-from lossnav.solvers.curvature import Diagonal, decay_rate, phi, step_gain, velocity_gain
+from lossnav.solvers.curvature import Diagonal, decay_rate, effective_time, step_gain, velocity_gain
 
 
 class Expected:
@@ -169,9 +169,9 @@ class UncertainRule(Rule):
         changing = (balance - self.k * bend) * rate + push
         discount = self.gamma + rho * changing / lag
         step = -step_gain(bend, gamma=discount, dt=self.dt, **c) * slope
-        time = _time(rate * balance, self.dt)
+        time = effective_time(rate * balance, self.dt)
         kept = s + rate * time * (self.k * H - balance * s)
-        kept = kept * array_namespace(s).exp(-push * _time(2 * rho, self.dt))
+        kept = kept * array_namespace(s).exp(-push * effective_time(2 * rho, self.dt))
         return step, {"precision": kept, **memory}
 
     def _curvature(self, grad: Array, state: State, theta: Array, v: Array) -> tuple[Array, State]:
@@ -253,15 +253,6 @@ def _stiffness(x: Array) -> tuple[Array, Array]:
     far = xp.where(near, xp.full_like(x, 2.0), x)
     away = xp.where(near, xp.full_like(w, math.log(2.0)), w)
     return xp.where(near, top * top / (2 * bottom), (far - 1) ** 2 / (2 * (far - 1 - away))), w
-
-
-def _time(rate: Array, dt: Any) -> Array:
-    """``dt`` times the mean of ``exp(-rate * t)`` over it."""
-    xp = array_namespace(rate)
-    if isinstance(dt, float) and math.isinf(dt):
-        still = rate > 0
-        return xp.where(still, 1 / positive_or_one(rate), xp.full_like(rate, dt))
-    return dt * phi(rate * dt)
 
 
 CURVATURES = ("squared-batch", "fisher", "ggn")

@@ -265,9 +265,10 @@ def from_adam(cls: Any, optimizer: Any, params: Any, *, verbose: bool, settings:
     return made
 
 
-def to_adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of Navigator as one of `torch.optim.AdamW`."""
+def to_adamw_state(saved: dict[str, Any], settings: Group) -> dict[str, Any]:
+    """A state dict of Navigator, which has these settings, as one of `torch.optim.AdamW`."""
     usual = torch.optim.AdamW([torch.zeros(())]).defaults
+    ours = {*settings, "skipped", "peak_lr"}
     groups = []
     for group in saved["param_groups"]:
         if group["centered"] or group["gain"] != "betas":
@@ -275,7 +276,7 @@ def to_adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
                 "AdamW keeps averages of g and g^2 with constant betas, but this Navigator has "
                 f"centered={group['centered']} and gain={group['gain']!r}: its averages are others."
             )
-        extra = {key: group[key] for key in group if key not in _OF_OURS}
+        extra = {key: group[key] for key in group if key not in ours}
         groups.append({**usual, **extra, **{key: group[key] for key in (*KEPT, *ALSO)}})
     state: dict[Any, dict[str, Tensor]] = {}
     for key, averages in saved["state"].items():
@@ -286,10 +287,3 @@ def to_adamw_state(saved: dict[str, Any]) -> dict[str, Any]:
             )
         state[key] = {theirs: averages[ours].clone() for theirs, ours in NAMES.items()}
     return {"state": state, "param_groups": groups}
-
-
-_OF_OURS = {
-    "gamma", "gain", "centered", "nesterov", "saturation", "shared", "nonfinite", "skipped",
-    "peak_lr", "foreach", "fused", "basis_beta", "refresh", "max_dim", "matrix", "horizon",
-    "cooldown", "wandering", "compensate",
-}  # fmt: skip

@@ -209,7 +209,7 @@ class Navigator(DiagonalOptimizer):
             >>> adamw.param_groups[0]["lr"], int(adamw.state[theta]["step"])
             (0.1, 1)
         """
-        return to_adamw_state(self.state_dict())
+        return to_adamw_state(self.state_dict(), self.defaults)
 
     def _translated(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if not is_adam(saved):
