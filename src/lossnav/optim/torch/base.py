@@ -286,7 +286,8 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
         """Whether to take the step; if not, it is counted as skipped, or raises an error."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
-        good = self._finite([shard for shard in shards if shard[0]["nonfinite"] != "ignore"])
+        local_batches = [shard for shard in shards if shard[0]["nonfinite"] != "ignore"]
+        good = finite_here([grad for shard in local_batches for grad in shard[2]])
         here = not watched or agreed(good, over)
         if self._agreed_by_all(here):
             return True
@@ -322,10 +323,6 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         bad = torch.tensor(float(not good), device=owner._default_device)
         torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX, owner.process_group)
         return not bad.item()
-
-    def _finite(self, batches: list[Batch]) -> bool:
-        """Whether all gradients on this process are finite."""
-        return finite_here([grad for batch in batches for grad in batch[2]])
 
     def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
         """`_judge` as a tensor, without reading values."""
