@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Rule
-from lossnav.rules.gains import Betas, lerp, one_minus_power
+from lossnav.rules.base import Rule, array_namespace, lerp, one_minus_power
+from lossnav.rules.gains import Betas
 from lossnav.rules.matrix import COEFFICIENTS, newton_schulz
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import lossnav as ln
 from lossnav.rules import LocalRule
-from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.horizon import HorizonRule
+from lossnav.rules.local import DriftedRule
 from lossnav.rules.sources import SquaredGradients, signs
 
 torch = pytest.importorskip("torch")

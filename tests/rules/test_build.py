@@ -12,8 +12,7 @@ import lossnav as ln
 from lossnav.problem.belief import Adaptive, adaptive, belief_of, weight_uncertainty
 from lossnav.rules.build import learning_rule
 from lossnav.rules.diagonal import BeliefRule
-from lossnav.rules.drifted import DriftedRule
-from lossnav.rules.local import LocalRule
+from lossnav.rules.local import DriftedRule, LocalRule
 from lossnav.rules.sources import OfLoss
 from lossnav.solvers.curvature import decay_rate
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.linalg import expm
 
 import lossnav as ln
-from lossnav.rules.drifted import DriftedRule
-from lossnav.rules.local import LocalRule
+from lossnav.rules.local import DriftedRule, LocalRule
 from lossnav.rules.sources import OfLoss, SquaredGradients
 from lossnav.solvers.curvature import Lanczos
 

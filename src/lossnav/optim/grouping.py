@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lossnav._base import checks
+from lossnav.rules import zoo
+from lossnav.rules.family import BeliefFamily
 
 ROLES = ("matrices", "heads", "embeddings", "vectors")
 """The groups of a model: weights inside, weights of the output, tables, and biases and norms."""
@@ -35,9 +37,18 @@ class Row(NamedTuple):
     """Bytes of the optimizer's state."""
 
 
-def rule_name(name: str, zoo: Iterable[str]) -> str:
-    """A name that `create` knows, in lower case; ``zoo`` are the names of known optimizers."""
-    return checks.choice("optimizer", name.lower(), [*OURS, *(other.lower() for other in zoo)])
+def rule_name(name: str) -> str:
+    """A name that `create` knows, in lower case."""
+    return checks.choice("optimizer", name.lower(), [*OURS, *map(str.lower, zoo.MEMBERS)])
+
+
+def zoo_rules(name: str, settings: dict[str, Any]) -> tuple[BeliefFamily, BeliefFamily]:
+    """The rule of a known optimizer for matrices, and that for all other parameters."""
+    member = next(member for key, member in zoo.MEMBERS.items() if key.lower() == name)
+    if name == "muon":
+        settings = {"scale": "match_rms_adamw", **settings}
+    rule = member(**settings)
+    return rule, zoo.AdamW(rule.dt, weight_decay=rule.decay) if name == "muon" else rule
 
 
 def named_head(path: Sequence[str]) -> bool:

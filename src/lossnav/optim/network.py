@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import Array, Rule, State, array_namespace
 from lossnav.rules.local import LocalRule
 from lossnav.rules.lqg import LQGRule
 from lossnav.rules.operators import Kronecker

@@ -4,9 +4,8 @@ from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 from lossnav.rules.build import learning_rule
 from lossnav.rules.diagonal import BeliefRule
-from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.horizon import HorizonRule
-from lossnav.rules.local import LocalRule
+from lossnav.rules.local import DriftedRule, LocalRule
 from lossnav.rules.lqg import LQGRule
 from lossnav.rules.uncertain import UncertainRule
 

@@ -12,9 +12,8 @@ from lossnav.problem.belief import Adaptive, Gaussian, WeightUncertainty, belief
 from lossnav.problem.geometry import ConstantMetric, Decay
 from lossnav.problem.objective import Objective
 from lossnav.rules.base import Rule
-from lossnav.rules.drifted import DriftedRule
 from lossnav.rules.horizon import HorizonRule
-from lossnav.rules.local import LocalRule
+from lossnav.rules.local import DriftedRule, LocalRule
 from lossnav.rules.lqg import LQGRule
 from lossnav.rules.operators import operator
 from lossnav.rules.sources import Hutchinson, OfLoss, Source, SquaredGradients, as_source
@@ -60,33 +59,23 @@ def learning_rule(
             ``update`` and may be noisy. The discount must be ``exp(-gamma t)``.
         dt: Step size (time between steps), positive; ``math.inf`` goes to the end of each plan.
         curvature: ``"exact"``, the loss's Hessian at theta; ``"diagonal"``, its diagonal;
-            ``"lanczos"``, Hessian-vector products, for very many coordinates; ``"squares"``
-            and ``"hutchinson"``, running averages for the diagonal; or anything that `LocalRule`
-            takes, such as a callable, an array, a tuple of Kronecker factors, or a
-            `lossnav.rules.network_curvature.GaussNewton`.
+            ``"lanczos"``, Hessian-vector products; ``"squares"`` and ``"hutchinson"``, running
+            averages for the diagonal; or anything that `LocalRule` takes.
         metric: A metric in the same forms, for an Objective without one.
         negative: Policy for curvature without an optimal path: see `LocalRule`.
-        plan: For an adaptive objective, whether a step follows the optimal ``"path"`` or is one
-            ``"straight"`` move with the optimal path from its end.
-        look_ahead: For an adaptive objective, use look-ahead momentum (Nesterov). With this,
-            ``plan="straight"`` and ``relative=True`` the rule is `lossnav.optim.torch.Navigator`.
-        shared: For an adaptive objective, fraction of the damping shared by all coordinates.
-        relative: For an adaptive objective, state the loss in units of the typical gradient
-            :math:`\sqrt{\bar v}`, with :math:`\bar v` the mean of v over the tensor, measured at
-            each step: curvature is :math:`\kappa v/\sqrt{\bar v}`.
-        wandering: For an adaptive objective, variance of the minimum's move in each step, in units
-            of the variance with which one gradient measures it. 0 keeps the evidence of all
-            gradients; None, the default, only that of the last. Needs ``observation="moments"``.
         variance: For uncertain weights, the initial variance: a number (1 by default), or one for
             each weight. ``"exact"`` curvature is then the expected diagonal of the Hessian.
         horizon: Time until learning ends, N * dt for N steps; None for an open end. A terminal cost
             of the objective needs one. With k = 0 the gradients are those of the terminal cost.
             The step of an adaptive objective is then limited and shrinks at the end.
-        cooldown: For an adaptive objective, fraction of the horizon over which steps shrink
-            linearly: the optimal schedule where the rate is bounded (`lossnav.schedule`, which
-            derives the fraction; 0.2 was tuned on text).
         belief: What is known about the minimum and the noise of gradients, a
             `lossnav.problem.belief.Gaussian`; None takes gradients as exact.
+        plan: Of an adaptive objective: whether a step follows the optimal ``"path"`` or is one
+            ``"straight"`` move with the optimal path from its end.
+        look_ahead: Of an adaptive objective: use look-ahead momentum (Nesterov). With this,
+            ``plan="straight"`` and ``relative=True`` the rule is `lossnav.optim.torch.Navigator`.
+        shared, relative, wandering, cooldown: Of an adaptive objective, as in
+            `lossnav.rules.BeliefRule`. ``wandering`` needs ``observation="moments"``.
 
     Returns:
         A Rule: ``state = rule.init(theta)``, then ``step, state = rule.update(grad, state,

@@ -16,23 +16,23 @@ from typing import Any, Literal, NamedTuple
 from array_api_compat import device
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, State
-from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import (
-    Betas,
-    Gain,
-    SteadyKalman,
+from lossnav.rules.base import (
+    Array,
+    State,
     add_scaled,
-    fraction,
+    array_namespace,
+    check_settings,
+    clipped,
     known,
     memory_dtype,
     one_minus_power,
     positive_or_one,
     present,
-    remembered,
     squared_average,
+    where,
 )
+from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
+from lossnav.rules.gains import Betas, Gain, SteadyKalman, remembered
 from lossnav.solvers.curvature import phi
 
 Second = Literal["plain", "centered", "noise", "instant"]
@@ -41,9 +41,7 @@ LEAST = 1e-30
 
 
 def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -> tuple[Any, Any]:
-    """``saturation`` and ``shared`` of `Navigator`; the defaults were tuned on language models.
-
-    With ``wandering``, they were tuned on noisy quadratics.
+    """``saturation`` and ``shared`` of `Navigator`, with tuned defaults (docs/training.md).
 
     Examples:
         >>> damping(None, None, None), damping(None, None, 1000), damping(1.0, None, None)
@@ -51,27 +49,9 @@ def damping(saturation: Any, shared: Any, horizon: Any, wandering: Any = None) -
         >>> damping(None, None, None, 0.0)
         (0.0625, 0.0)
     """
-    check_horizon(horizon)
     c, a = (4.0, 0.5) if horizon is None else (2.0, 0.0)
     c, a = (c, a) if wandering is None else (0.0625, 0.0)
     return c if saturation is None else saturation, a if shared is None else shared
-
-
-def check_horizon(horizon: Any) -> None:
-    """Check the number of steps; arrays, which may be traced, are not checked."""
-    whole = isinstance(horizon, int) and not isinstance(horizon, bool)
-    if known(horizon) and horizon is not None and not (whole and horizon > 0):
-        raise ValueError(
-            f"horizon is {horizon!r}, but it must be a number of steps, or None for an open end."
-        )
-
-
-def check_wandering(wandering: Any) -> None:
-    """Check the ratio of variances; arrays, which may be traced, are not checked."""
-    if wandering is not None and known(wandering) and not wandering >= 0:
-        raise ValueError(
-            f"wandering is {wandering!r}, but it must be zero or more, or None to keep no evidence."
-        )
 
 
 def average_of(centered: bool, wandering: Any) -> Second:
@@ -114,8 +94,7 @@ class BeliefRule(BeliefFamily):
     r"""The diagonal family: Adam, AdaBelief, Lion, RMSprop, `Navigator`, and everything between.
 
     Args:
-        dt: Step size; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`.
         gain: How the mean m follows the gradients.
         beta2: Decay rate of v.
         second: What v averages: ``"plain"`` :math:`g^2`, ``"centered"`` :math:`(g-m)^2`, or
@@ -129,19 +108,19 @@ class BeliefRule(BeliefFamily):
         nesterov: Use look-ahead momentum.
         predict: Update m for the change that the step itself makes, :math:`m+\kappa v\Delta\theta`.
         exact_decay: Decay by :math:`e^{-j\Delta t}` instead of :math:`1-j\Delta t`, as AdamW does.
-        saturation: Strength c of curvature damping, with ``kappa`` by the tensor's own scale:
-            z is c for a coordinate with the mean v, at the largest learning rate so far, and the
-            step is longer by the factor ``1 + c``. 0 uses ``kappa``.
-        relative: State the loss in units of the tensor's own gradients, so that ``kappa`` is the
-            curvature per unit of :math:`v/\sqrt{\bar v}`, with :math:`\bar v` the mean of v:
-            z is then ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
+        saturation: Strength c of curvature damping: ``kappa`` is such that z is c for a coordinate
+            with the tensor's mean v at the largest learning rate so far, and the step is longer by
+            the factor ``1 + c``. 0 uses ``kappa``.
+        relative: State the loss in units of the tensor's own gradients: curvature is
+            :math:`\kappa v/\sqrt{\bar v}`, with :math:`\bar v` the mean of v, so z is
+            ``sqrt(eta * k * kappa) * dt`` for a coordinate with the mean v.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 to 1.
         wandering: Variance of the minimum's move in each step, in units of the variance with which
-            one gradient measures it. z grows with the retained evidence, n gradients
-            (`lossnav.rules.gains.remembered`): t for 0, one for None, the default.
+            one gradient measures it. z grows with the retained evidence
+            (`lossnav.rules.gains.remembered`): t gradients for 0, one for None, the default.
         horizon: Number of steps N after which learning ends; None for an open end. Steps decay
-            linearly to zero over the last ``cooldown * N`` steps, and are zero after step N: the
-            schedule of `lossnav.schedule` for a bounded rate.
+            linearly over the last ``cooldown * N`` steps and are zero after step N: the schedule of
+            `lossnav.schedule` for a bounded rate.
         cooldown: Fraction of the horizon over which steps shrink, from 0 to 1.
 
     Examples:
@@ -172,17 +151,11 @@ class BeliefRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.horizon is not None and known(self.horizon):
-            checks.positive("horizon", self.horizon)
-        if known(self.cooldown):
-            checks.share("cooldown", self.cooldown)
-        fraction("beta2", self.beta2)
-        for name in ("eps", "eps_root", "eps_state", "saturation"):
-            if known(getattr(self, name)):
-                checks.non_negative(name, getattr(self, name))
-        if known(self.shared):
-            checks.share("shared", self.shared)
-        check_wandering(self.wandering)
+        if self.wandering is not None and known(self.wandering) and not self.wandering >= 0:
+            raise ValueError(
+                f"wandering is {self.wandering!r}, but it must be zero or more, or None to keep no "
+                "evidence."
+            )
         if self.wandering is not None and not self.finite:
             raise ValueError(
                 "wandering is about evidence of curvature, but this step has none: use "
@@ -227,12 +200,9 @@ class BeliefRule(BeliefFamily):
         """The rule in the units of an optimizer, where ``dt`` is the learning rate.
 
         Args:
-            lr: Learning rate, as in Adam.
-            betas: Decay rates of m and v.
-            eps: Term added to D.
+            lr, betas, eps, weight_decay: As in AdamW.
             gamma: Discount rate in units of a gradient, as in `lossnav.optim.torch.Navigator`.
             kappa: Curvature per unit of v; zero takes the limit of a short step.
-            weight_decay: As in AdamW.
             gain: One gain, or a steady-state Kalman gain for each coordinate.
             settings: Other arguments of `BeliefRule`.
 
@@ -242,7 +212,16 @@ class BeliefRule(BeliefFamily):
             (0.001, 0.5)
         """
         beta1, beta2 = betas
+        for i, beta in enumerate(betas):
+            if known(beta):
+                checks.fraction(f"betas[{i}]", beta)
         checks.choice("gain", gain, ["betas", "kalman"])
+        if gain == "kalman" and not present(beta1):
+            raise ValueError(
+                'The first beta is 0, but gain="kalman" needs it above zero: it sets the gain of a '
+                'coordinate of typical noise. Use gain="betas".'
+            )
+        check_settings({"gamma": gamma, "weight_decay": weight_decay})
         kappa = checks.non_negative("kappa", kappa)
         unit = kappa or 1.0  # eta k = kappa makes dt the learning rate
         saturated = present(settings.get("saturation", 0.0))
@@ -326,12 +305,8 @@ class BeliefRule(BeliefFamily):
         """The schedule's factor of step ``t``: one, then linear decay, then zero."""
         if self.horizon is None:
             return 1.0
-        left, ramp = self.horizon + 1 - t, self.cooldown * self.horizon
-        if known(left) and known(ramp):
-            return min(1.0, max(left, 0.0) / max(ramp, 1.0))
-        xp = array_namespace(left if known(ramp) else ramp)
-        ramp = max(ramp, 1.0) if known(ramp) else xp.clip(ramp, min=1.0)
-        return xp.clip(left / ramp, min=0.0, max=1.0)
+        ramp = clipped(self.cooldown * self.horizon, 1.0, math.inf)
+        return clipped((self.horizon + 1 - t) / ramp, 0.0, 1.0)
 
     def _level(self, t: Any) -> Any:
         """The estimated v per unit of the stored one; a single gradient shows no noise."""
@@ -339,11 +314,8 @@ class BeliefRule(BeliefFamily):
 
     def _level_before(self, t: Any) -> Any:
         first = 2 if self.second == "noise" else 1
-        if known(t):
-            return (self._level(t - 1) if self.diffuse else 1.0) if t > first else 0.0
-        xp = array_namespace(t)
         level = self._level(before(t)) if self.diffuse else 1.0
-        return xp.where(t > first, level * xp.ones_like(t), xp.zeros_like(t))
+        return where(t > first, level + 0 * t, 0 * t)
 
     def _surprise(self, t: Any) -> tuple[Any, Any]:
         """Numbers s and c: v averages the square of ``s * (g - c * m)``, with the stored m."""
@@ -354,8 +326,7 @@ class BeliefRule(BeliefFamily):
         # The mean is noisy, too, with (1 - beta1)/(1 + beta1) of the variance of one gradient.
         unbiased = ((1 + self.gain.leftover) / 2) ** 0.5
         center = 1 / self.gain.weight(before(t), True)
-        later = t > 1 if known(t) else array_namespace(t).astype(t > 1, t.dtype)
-        return unbiased * later, center
+        return where(t > 1, unbiased + 0 * t, 0 * t), center
 
     def second_moment(self, g: Array, m: Array, v: Array, s: Scalars) -> Array:
         """The stored v after the gradient ``g``, where the stored mean before it is ``m``."""
@@ -516,7 +487,7 @@ class BeliefRule(BeliefFamily):
 
 def before(t: Any) -> Any:
     """The number of gradients before gradient ``t``, and one for the first."""
-    return max(t - 1, 1) if known(t) else array_namespace(t).clip(t - 1, min=1)
+    return clipped(t - 1, 1.0, math.inf)
 
 
 def usable(scale: Array) -> Array:

@@ -22,10 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, Rule
-from lossnav.rules.gains import known, present, shifted
+from lossnav.rules.base import Array, Rule, array_namespace, check_settings, present, shifted
 from lossnav.solvers.curvature import phi
 
 
@@ -89,11 +86,7 @@ class BeliefFamily(Rule):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("eta", "k", "kappa"):
-            checks.positive(name, getattr(self, name))
-        for name in ("dt", "gamma", "decay"):
-            if known(getattr(self, name)):  # schedules may pass a traced array
-                checks.non_negative(name, getattr(self, name))
+        check_settings(vars(self))
 
     @property
     def lr(self) -> Any:

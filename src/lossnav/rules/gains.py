@@ -11,14 +11,23 @@ is :math:`m \leftarrow m + K(g-m)`, and the gain K expresses the assumed drift:
 from __future__ import annotations
 
 import abc
-import math
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, State
+from lossnav.rules.base import (
+    Array,
+    State,
+    array_namespace,
+    check_settings,
+    lerp,
+    memory_dtype,
+    one_minus_power,
+    positive_or_one,
+    present,
+    shifted,
+    where,
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,7 @@ class Betas(Gain):
     used: float | None = None
 
     def __post_init__(self) -> None:
-        fraction("beta1", self.beta1)
-        if self.used is not None:
-            fraction("used", self.used)
+        check_settings(vars(self))
 
     @property
     def leftover(self) -> float:
@@ -137,7 +144,8 @@ class SteadyKalman(Gain):
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
-        if known(fraction("beta1", self.beta1)) and not self.beta1:
+        check_settings(vars(self))
+        if not present(self.beta1):
             raise ValueError(
                 "beta1 is 0, but a steady Kalman gain needs it above zero: use Betas(0)."
             )
@@ -238,33 +246,6 @@ class Kalman(Gain):
         )
 
 
-def known(value: Any) -> bool:
-    """Whether a setting is a plain number; the value of an array may be unknown until it runs."""
-    # Most are floats, for which `hasattr` is the faster check.
-    return not hasattr(value, "ndim") or isinstance(value, numbers.Real)
-
-
-def present(value: Any) -> bool:
-    """Whether a setting has an effect, or may have one."""
-    return not known(value) or value != 0
-
-
-def fraction(name: str, value: Any) -> Any:
-    """A number from 0 to below 1; arrays, which may be traced, are not checked."""
-    return checks.fraction(name, value) if known(value) else value
-
-
-def one_minus_power(beta: Any, t: Any) -> Any:
-    """``1 - beta**t`` without cancellation, for numbers and arrays."""
-    if not known(beta):
-        xp = array_namespace(beta)
-        return -xp.expm1(t * xp.log(beta))
-    if not beta:
-        return 1.0
-    rate = math.log(beta)
-    return -math.expm1(t * rate) if known(t) else -array_namespace(t).expm1(t * rate)
-
-
 def remembered(wandering: Any, t: Any) -> Any:
     r"""Number of gradients whose evidence about the minimum is left at gradient ``t``.
 
@@ -287,69 +268,11 @@ def remembered(wandering: Any, t: Any) -> Any:
     """
     if wandering is None:
         return 1.0
-    if known(wandering):
-        K = 2 / (1 + math.sqrt(1 + 4 / wandering)) if wandering else 0.0
-        if not 0 < K < 1:
-            return 1.0 if K else t
-        rate = math.log1p(-K)
-        if known(t):
-            return -math.expm1(2 * t * rate) / (K * (1 + math.exp((2 * t - 1) * rate)))
-        xp = array_namespace(t)
-        return -xp.expm1(2 * t * rate) / (K * (1 + xp.exp((2 * t - 1) * rate)))
-    xp = array_namespace(wandering)
-    K = 2 / (1 + xp.sqrt(1 + 4 / wandering))
+    root = array_namespace(wandering).sqrt(1 + 4 / positive_or_one(wandering))
+    K = where(wandering > 0, 2 / (1 + root), 0.0)
     inside = (K > 0) & (K < 1)
-    K = xp.where(inside, K, xp.round(K) / 2)
-    rate = xp.log1p(-K)
-    evidence = -xp.expm1(2 * t * rate) / ((1 + xp.exp((2 * t - 1) * rate)) * positive_or_one(K))
-    return xp.where(inside, evidence, xp.where(K > 0, xp.ones_like(K), t * xp.ones_like(K)))
-
-
-def lerp(a: Array, b: Array, weight: Any) -> Array:
-    """``a + weight * (b - a)``, bitwise equal to the framework's ``lerp`` if it has one."""
-    native = getattr(array_namespace(a), "lerp", None)
-    if native is not None:
-        return native(a, b, weight)
-    small = not known(weight) or weight < 0.5
-    return a + weight * (b - a) if small else b - (1 - weight) * (b - a)
-
-
-def squared_average(v: Array, g: Array, beta: Any) -> Array:
-    """``beta * v + (1 - beta) * g**2``, by the framework's fused function if it has one."""
-    xp = array_namespace(v)
-    if hasattr(xp, "squared_average"):
-        return xp.squared_average(v, g, beta)
-    if hasattr(xp, "addcmul") and known(beta):
-        return xp.addcmul(beta * v, g, g, value=1 - beta)
-    return beta * v + (1 - beta) * (g * g)
-
-
-def shifted(a: Array, by: Any) -> Array:
-    """``a + by``; may overwrite ``a``, which must not be used again."""
-    native = getattr(array_namespace(a), "shifted", None)
-    return a + by if native is None else native(a, by)
-
-
-def add_scaled(a: Array, b: Array, scale: Any) -> Array:
-    """``a + scale * b``; may overwrite ``a``, as in `shifted`."""
-    native = getattr(array_namespace(a), "add_scaled", None)
-    return a + scale * b if native is None else native(a, b, scale)
-
-
-def positive_or_one(x: Any) -> Any:
-    """``x``, with one where it is zero: a safe divisor where the numerator is zero too."""
-    if known(x):
-        return x if x > 0 else 1.0
-    xp = array_namespace(x)
-    return xp.where(x > 0, x, xp.ones_like(x))
-
-
-def memory_dtype(theta: Array) -> Any:
-    """Precision of the state: that of the parameters, but at least single."""
-    xp = array_namespace(theta)
-    if not xp.isdtype(theta.dtype, "real floating"):
-        raise TypeError(
-            f"Parameters have dtype {theta.dtype}, but a belief is about real numbers: use a "
-            "floating dtype, and view complex parameters as pairs of reals."
-        )
-    return xp.result_type(theta.dtype, xp.float32)
+    K = where(inside, K, 0.5 * (K > 0))  # a number for which the formula has a value
+    rate = array_namespace(K).log1p(-K)
+    xp = array_namespace(t * rate)
+    evidence = -xp.expm1(2 * t * rate) / (positive_or_one(K) * (1 + xp.exp((2 * t - 1) * rate)))
+    return where(inside, evidence, where(K > 0, 1.0 + 0 * t, 1.0 * t))

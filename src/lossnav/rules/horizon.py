@@ -15,7 +15,7 @@ drift, or with a loss of both kinds, the step is that of the exact path of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,9 @@ from scipy import linalg
 from lossnav._base import checks
 from lossnav.problem.geometry import as_drift
 from lossnav.problem.landscapes import Loss
-from lossnav.problem.objective import QuadraticForm
-from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, State
-from lossnav.rules.gains import known
-from lossnav.rules.local import QuadraticRule, admitted, lower_bound
-from lossnav.rules.operators import dense, in_metric
+from lossnav.rules.base import Array, State, array_namespace, known, like
+from lossnav.rules.local import QuadraticRule, admitted, lower_bound, with_curvatures
+from lossnav.rules.operators import in_metric
 from lossnav.solvers.curvature import horizon_gain, terminal_gain
 from lossnav.solvers.riccati.feedback import scale
 from lossnav.solvers.riccati.two_point import TwoPoint, UnboundedError
@@ -49,14 +46,9 @@ class HorizonRule(QuadraticRule):
     coordinates.
 
     Args:
-        dt: Step size (time between steps), zero or more.
-        curvature: As in `LocalRule`.
+        dt, curvature, metric, eta, k, gamma: As in `LocalRule`; ``dt`` is finite.
         horizon: Time from the first step to the end, positive.
-        metric: G, as in `LocalRule`; Euclidean by default.
         drift: As in `DriftedRule`; none by default.
-        eta: Learning rate, positive.
-        k: Weight of the loss, positive.
-        gamma: Discount rate, zero or more.
         negative: Policy for curvature below :math:`-\gamma^2/(4\eta k)`, or below zero for a loss
             at the end, as in `LocalRule`.
         at_end: Whether the loss counts only at the end, not all the time.
@@ -138,47 +130,36 @@ class HorizonRule(QuadraticRule):
 
     def _planned(self, H: Any, G: Any, grad: Array, theta: Array, left: float) -> Array:
         """The exact step in dense matrices, with drift or a terminal cost."""
-        point = to_numpy(theta).ravel()
+        form = self._form(H, G, grad, theta)
         if not left:
             return like(np.zeros(theta.shape), theta)
-        none = np.zeros((len(point), len(point)))
-        metric = np.eye(len(point)) if G is None else dense(G)
-        h, Q = linalg.eigh(dense(H), metric)  # Q.T G Q = 1
-        bend = (
-            metric @ (Q * self._admitted(h)) @ Q.T @ metric if (h < self.bound).any() else dense(H)
-        )
-        slope, end = to_numpy(grad).ravel(), None
-        c, J = (0 * point, none) if self.drift is None else self.drift.jet(point, 1)
-        running = (0 * bend, 0 * slope) if self.at_end else (bend, slope)
-        form = QuadraticForm(
-            H=running[0], g=running[1], value=0.0, G=metric, J=J, c=c, center=point, eta=self.eta,
-            k=self.k, gamma=self.gamma,
-        )  # fmt: skip
+        h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
+        if (h < self.bound).any():
+            form = with_curvatures(form, self._admitted(h), Q)
+        slope, bend, end = form.g, form.H, None
+        if self.at_end:
+            form = replace(form, H=0 * bend, g=0 * slope)
         S = scale(form).S
         if self.at_end:
             end = self.k * S.T @ slope, self.k * S.T @ bend @ S
         elif self.terminal is not None:
-            _, g, curvature = self.terminal.jet(point)
+            _, g, curvature = self.terminal.jet(form.center)
             end = S.T @ g, S.T @ curvature @ S
         try:
             between = TwoPoint(scale(form), left)
-            last = between.free_end(0 * point, end)
+            last = between.free_end(0 * form.center, end)
         except UnboundedError as time:
             raise ValueError(
                 f"J is unbounded below within the time {time}: curvature {h[0]:.6g} rewards "
                 f"endless motion in the time {left:.6g} that is left. Use a shorter horizon or a "
                 "larger gamma."
             ) from None
-        moved, _ = between.states(0 * point, last, np.array([min(float(self.dt), left)]))
+        moved, _ = between.states(0 * form.center, last, np.array([min(float(self.dt), left)]))
         return like((S @ moved[0]).reshape(theta.shape), theta)
 
     @property
     def assumptions(self) -> str:
-        drift = "none"
-        if self.drift is not None:
-            name = type(self.drift).__name__
-            drift = f"{name}, linear near theta; only motion beside it has a price"
         when = "the loss counts only at the end" if self.at_end else "the loss counts all the time"
         if self.terminal is not None:
             when += ", and the end has a cost of its own"
-        return f"{self._in_words(drift)}\n- horizon: {self.horizon:.6g} units of time; {when}"
+        return f"{self._in_words()}\n- horizon: {self.horizon:.6g} units of time; {when}"

@@ -5,10 +5,9 @@ The learner believes that a gradient matrix G varies independently along the eig
 coordinate by coordinate. The basis follows the averaged covariances by orthogonal iteration: it is
 sorted by :math:`\mathrm{diag}(Q^TCQ)`, largest first, and then :math:`Q\leftarrow\mathrm{qr}(CQ)`.
 
-The functions here take one matrix or a stack of them; axes are counted from the end, so that -2 are
-the rows and -1 the columns. `KroneckerRule` is SOAP with the theory's settings, for any number of
-axes. `RotatedRule` runs any diagonal rule on a matrix; the optimizers of `lossnav.optim` take its
-step.
+The functions take one matrix or a stack of them, with rows along axis -2 and columns along -1.
+`KroneckerRule` is SOAP with the theory's settings, for any number of axes. `RotatedRule` runs any
+diagonal rule on a matrix; the optimizers of `lossnav.optim` take its step.
 """
 
 from __future__ import annotations
@@ -22,12 +21,20 @@ from typing import Any
 
 from array_api_compat import device, is_jax_namespace
 
-from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import (
+    Array,
+    Rule,
+    State,
+    array_namespace,
+    check_settings,
+    clipped,
+    lerp,
+    memory_dtype,
+    one_minus_power,
+    where,
+)
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import known, lerp, memory_dtype, one_minus_power
 
 Basis = Mapping[int, Array]
 """Eigenvectors as columns, by axis; an axis without any keeps its coordinates."""
@@ -54,7 +61,7 @@ def sides(
 
     With ``matrix="auto"`` a side gets one if it is at most ``max_dim`` long and if the averaged
     gradients can span it: each has at most as many directions as the other side is long, and the
-    average holds about ``1 / (1 - basis_beta)`` of them. True gives one to every side longer than
+    average has about ``1 / (1 - basis_beta)`` of them. True gives one to every side longer than
     one, False to none.
 
     Examples:
@@ -94,11 +101,8 @@ def phases(costs: tuple[float, ...], refresh: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def check_basis(refresh: Any, max_dim: Any, matrix: Any) -> None:
-    """Check the settings of a basis."""
-    for name, value in (("refresh", refresh), ("max_dim", max_dim)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}, but it must be a whole number, 1 or more.")
+def check_matrix(matrix: Any) -> None:
+    """Check the setting ``matrix`` of a basis."""
     if matrix not in (True, False, "auto"):
         raise ValueError(f'matrix is {matrix!r}, but it must be True, False or "auto".')
 
@@ -180,9 +184,8 @@ def refreshed_basis(
 ) -> tuple[Array, Array, Array]:
     r"""One step of orthogonal iteration, for one matrix or a stack.
 
-    The iteration is with :math:`C+\delta I`, which has the same eigenvectors, so that a direction
-    without gradients stays unchanged instead of becoming rounding errors. If a covariance has
-    overflowed, the old basis is returned.
+    The iteration is with :math:`C+\delta I`, so that a direction without gradients stays unchanged
+    instead of becoming rounding errors. If a covariance has overflowed, the old basis is returned.
 
     Args:
         C: Covariances.
@@ -209,17 +212,34 @@ def refreshed_basis(
     new = xp.astype(xp.linalg.qr(ahead)[0], Q.dtype)
     good = finite & xp.isfinite(xp.sum(new, axis=(-2, -1)))
     same = xp.arange(Q.shape[-1], dtype=order.dtype, device=device(Q))
-    return (
-        xp.where(good[..., None, None], new, Q),
-        xp.where(good[..., None], order, same),
-        good,
-    )
+    return (xp.where(good[..., None, None], new, Q), xp.where(good[..., None], order, same), good)
 
 
-def sorted_variance(v: Array, axis: int, order: Array) -> Array:
-    """Variances along an axis (-2 or -1) in the order of its new directions."""
-    index = order[..., :, None] if axis == -2 else order[..., None, :]
-    return array_namespace(v).take_along_axis(v, index, axis=axis)
+def refreshed(
+    C: Basis, Q: Basis, m: Any, v: Array
+) -> tuple[dict[int, Array], Any, Array, dict[int, Array]]:
+    """Bases after a refresh from their covariances, with mean and variance in them.
+
+    The mean is rotated with its basis; variances are permuted with their directions.
+
+    Returns:
+        The new bases, mean and variance, and by axis whether the covariance was usable.
+    """
+    xp = array_namespace(v)
+    new: dict[int, Array] = {}
+    good: dict[int, Array] = {}
+    for axis in Q:
+        new[axis], order, good[axis] = refreshed_basis(C[axis], Q[axis])
+        index = order[..., :, None] if axis == -2 else order[..., None, :]
+        v = xp.take_along_axis(v, index, axis=axis)
+    return new, None if m is None else rotate(rotate(m, Q, back=True), new), v, good
+
+
+def from_second(rule: BeliefRule) -> BeliefRule:
+    """The rule of a matrix with a basis, whose count of steps begins with the second gradient."""
+    if rule.horizon is None:
+        return rule
+    return replace(rule, horizon=clipped(rule.horizon - 1, 1, math.inf))
 
 
 @dataclass(frozen=True)
@@ -233,8 +253,8 @@ class KroneckerRule(BeliefFamily):
     factorization. The first gradient sets up the basis and moves nothing.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`. The weights decay after the step.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`; the weights decay
+            after the step.
         beta1: Decay factor of the mean.
         beta2: Decay factor of the variance, in the basis.
         basis_beta: Decay factor of the covariances; None takes ``beta2``.
@@ -263,15 +283,6 @@ class KroneckerRule(BeliefFamily):
     vectors: bool = False
     eps: float = 1e-8
     single: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta1", "beta2"):
-            checks.fraction(name, getattr(self, name))
-        if self.basis_beta is not None:
-            checks.fraction("basis_beta", self.basis_beta)
-        checks.non_negative("eps", self.eps)
-        check_basis(self.refresh, self.max_dim, "auto")
 
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         """The axes that get a basis."""
@@ -378,8 +389,7 @@ class RotatedRule(Rule):
     phase: int = 0
 
     def __post_init__(self) -> None:
-        if known(self.basis_beta):
-            checks.fraction("basis_beta", self.basis_beta)
+        check_settings(vars(self))
 
     def init(self, theta: Array) -> State:
         X = _as_matrix(theta)
@@ -422,15 +432,13 @@ class RotatedRule(Rule):
         return rotate(move, basis, back=True), {**new, "step": step + 1}
 
     def _refreshed(self, state: State) -> State:
-        new = dict(state)
-        for i in self.sides:
-            C = state[f"C{i}"]
-            new[f"Q{i}"], order, good = refreshed_basis(C, state[f"Q{i}"])
-            new["v"] = sorted_variance(new["v"], i - 2, order)
-            xp = array_namespace(C)
-            new[f"C{i}"] = xp.where(good, C, xp.zeros_like(C))  # reset after an overflow
-        if "m" in state:
-            new["m"] = rotate(rotate(state["m"], _basis(state, 2), back=True), _basis(new, 2))
+        covariances = {i - 2: state[f"C{i}"] for i in self.sides}
+        bases, m, v, good = refreshed(covariances, _basis(state, 2), state.get("m"), state["v"])
+        new = {**state, "v": v} | ({} if m is None else {"m": m})
+        for axis, C in covariances.items():
+            new[f"Q{axis + 2}"] = bases[axis]
+            # Reset after an overflow.
+            new[f"C{axis + 2}"] = where(good[axis], C, array_namespace(C).zeros_like(C))
         return new
 
 

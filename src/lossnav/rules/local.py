@@ -1,4 +1,4 @@
-r"""LocalRule: rules for a quadratic model of the nearby loss (paper Sec. 3 and 4, App. E).
+r"""LocalRule and DriftedRule: steps on a quadratic model of the nearby loss (Sec. 3, 4; App. E, G).
 
 Near theta_0 the learner believes L = g.x + x.H.x/2, with x = theta - theta_0 and a metric G. The
 optimal step is then one scalar function of curvature (`lossnav.solvers.curvature.step_gain`),
@@ -16,23 +16,34 @@ ballistic                    gamma = 0, dt small: :math:`-\sqrt{\eta k}\,\Delta 
 Newton                       dt infinite: :math:`-H^{-1}g`, whatever gamma and G are
 natural gradient, ballistic  the same with a metric G
 ===========================  ===============================================================
+
+With a drift f = J x + c (Eq. 11), c = f(theta) and J its Jacobian there, one Riccati equation
+(`lossnav.solvers.riccati.feedback`) gives the optimal velocity K x + d, and
+
+.. math:: \Delta\theta = \Delta t\,\varphi_1(K\Delta t)\,d, \qquad \varphi_1(Z) = Z^{-1}(e^Z-1).
+
+Decay at one rate needs none of this: see `LocalRule`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace, like
-from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.operators import in_metric, product
+from lossnav.problem.geometry import as_drift
+from lossnav.problem.objective import QuadraticForm
+from lossnav.rules.base import Array, Rule, State, array_namespace, like, to_numpy
+from lossnav.rules.operators import dense, in_metric, product
 from lossnav.rules.sources import Source, as_source
 from lossnav.solvers.curvature import Curvature, check_bounded, step_gain
 from lossnav.solvers.receding import MARGIN
+from lossnav.solvers.riccati.feedback import Feedback, feedback, scale, stabilising
 
 _POLICIES = ["abs", "lift", "refuse"]
 
@@ -79,8 +90,23 @@ class QuadraticRule(Rule):
         G, more = observed("metric", self.metric, grad, state, theta)
         return H, G, memory | more
 
-    def _in_words(self, drift: str) -> str:
-        """The assumptions, with the given one about the drift."""
+    def _form(self, H: Curvature, G: Curvature | None, grad: Array, theta: Array) -> QuadraticForm:
+        """The model of loss and drift at ``theta``, in dense float64 matrices."""
+        point, drift = to_numpy(theta).ravel(), getattr(self, "drift", None)
+        identity = np.eye(len(point))
+        c, J = (0 * point, 0 * identity) if drift is None else drift.jet(point, 1)
+        return QuadraticForm(
+            H=dense(H), g=to_numpy(grad).ravel(), value=0.0,
+            G=identity if G is None else dense(G), J=J, c=c, center=point,
+            eta=self.eta, k=self.k, gamma=self.gamma,
+        )  # fmt: skip
+
+    def _in_words(self, drift: str | None = None) -> str:
+        """The assumptions; by default the drift is the rule's own."""
+        if drift is None:
+            own = getattr(self, "drift", None)
+            words = f"{type(own).__name__}, linear near theta; only motion beside it has a price"
+            drift = "none" if own is None else words
         horizon = "none; the learner plans for ever (gamma = 0)"
         if self.gamma:
             near = f"the learner looks ahead about {1 / self.gamma:.3g} units of time"
@@ -268,3 +294,94 @@ def _refuse_endless(step: Array) -> None:
             "The step is not finite: there is a slope along a direction without curvature and "
             "gamma is zero, or the gradient is not finite. Use gamma > 0, or negative='lift'."
         )
+
+
+@dataclass(frozen=True)
+class DriftedRule(QuadraticRule):
+    r"""The optimal step for a quadratic model of the loss and a linear model of the drift.
+
+    Each step solves a dense Riccati equation in float64, so the rule is for up to some hundred
+    coordinates and cannot be traced; arrays are returned in the caller's framework. With an affine
+    drift and a constant metric, iterating it is `navigate`.
+
+    Args:
+        dt, metric, eta, k, gamma: As in `LocalRule`; an infinite ``dt`` goes to the path's end.
+        curvature: As in `LocalRule`; a matrix, a diagonal or Kronecker factors.
+        drift: A drift of `lossnav.problem.geometry`, or a callable theta -> velocity that works on
+            symbols.
+        negative: Policy for curvature without an optimal path, as in `LocalRule`. With a growing
+            drift even a curvature above the bound may have none; ``"lift"`` then raises it further.
+
+    Examples:
+        >>> from lossnav.problem.geometry import Rotation
+        >>> rule = DriftedRule(math.inf, np.eye(2), Rotation(1.0))
+        >>> theta = np.array([1.0, 0.0])
+        >>> step, _ = rule.update(theta - [0.0, 1.0], {}, theta)
+        >>> step.round(6)  # to rest, off the minimum (0, 1)
+        array([-1. ,  0.5])
+    """
+
+    curvature: Any
+    drift: Any
+    metric: Any = None
+    eta: float = 1.0
+    k: float = 1.0
+    gamma: float = 0.0
+    negative: str | float = "lift"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "drift", as_drift(self.drift))
+        if self.drift is None:
+            raise ValueError("DriftedRule needs a drift; without one, use LocalRule.")
+
+    def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
+        H, G, memory = self._observe(grad, state, theta)
+        form = self._form(H, G, grad, theta)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a nearly singular Riccati equation
+            policy = self._policy(form)
+        if math.isinf(self.dt):
+            if policy.end is None:
+                raise ValueError("The optimal path does not settle, so dt must be finite.")
+            move = policy.end - form.center
+        else:
+            move = policy.displacement(form.center, np.asarray(float(self.dt)))
+        return like(move.reshape(theta.shape), theta), memory
+
+    def _policy(self, form: QuadraticForm) -> Feedback:
+        """The policy, with the lowest curvatures raised if there is none."""
+        if self.negative == "refuse":
+            return feedback(form)
+        h, Q = linalg.eigh(form.H, form.G)  # Q.T G Q = 1
+        c = {"eta": self.eta, "k": self.k, "gamma": self.gamma, "dt": 1.0}
+        raised = admitted(h, self.negative, **c)
+        further = np.where(h <= 0, np.maximum(raised, 0) + MARGIN * np.abs(h).max(), h)
+        for values in (h, raised, further):
+            if values is not h:
+                form = with_curvatures(form, values, Q)
+            try:
+                if values is further or not _surely_unbounded(form, values):
+                    return feedback(form)
+            except ValueError as error:
+                reason = error
+        raise ValueError(f"Even with curvature raised to {further.min():.3g}: {reason}") from None
+
+    @property
+    def assumptions(self) -> str:
+        return self._in_words()
+
+
+def with_curvatures(form: QuadraticForm, h: np.ndarray, Q: np.ndarray) -> QuadraticForm:
+    """The same form with curvatures ``h`` in directions Q, where ``Q.T G Q`` is 1."""
+    H = form.G @ (Q * h) @ Q.T @ form.G
+    return replace(form, H=(H + H.T) / 2)
+
+
+def _surely_unbounded(form: QuadraticForm, h: np.ndarray) -> bool:
+    """Whether J has no lower bound; without the search for a sufficient gamma."""
+    size = float(np.abs(h).max())
+    if h.min() >= 0 or float(np.abs(h).min()) <= 1e-9 * size:  # flat directions need more care
+        return False
+    problem = scale(form)
+    return stabilising(problem.F - problem.gamma / 2 * np.eye(len(h)), problem.H) is None

@@ -33,12 +33,9 @@ import numpy as np
 
 from lossnav._base import checks
 from lossnav.problem.belief import Gaussian
-from lossnav.rules.arrays import like, to_numpy
-from lossnav.rules.base import Array, Rule, State
-from lossnav.rules.drifted import DriftedRule
-from lossnav.rules.gains import positive_or_one
+from lossnav.rules.base import Array, Rule, State, like, positive_or_one, to_numpy
 from lossnav.rules.horizon import HorizonRule
-from lossnav.rules.local import LocalRule, observed
+from lossnav.rules.local import DriftedRule, LocalRule, observed
 from lossnav.rules.operators import dense, product
 from lossnav.solvers.curvature import Curvature, Diagonal
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace
-from lossnav.rules.base import Array, State
+from lossnav.rules.base import Array, State, array_namespace, lerp, memory_dtype
 from lossnav.rules.family import BeliefFamily, decayed, quotient, speed_limit
-from lossnav.rules.gains import lerp, memory_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Muon's quintic: singular values rise quickly to about one, then fluctuate."""
@@ -75,8 +73,7 @@ class PolarRule(BeliefFamily):
     r"""The optimal step under :math:`V=MM^T`: the mean gradient with normalized singular values.
 
     Args:
-        dt: Time between steps; this and ``eta, k, gamma, kappa, finite, implicit, decay`` as in
-            `BeliefFamily`.
+        dt, eta, k, gamma, kappa, finite, implicit, decay: As in `BeliefFamily`.
         beta1: Decay rate of the mean, which starts from zero.
         nesterov: Use look-ahead momentum, ``beta1 * m + (1 - beta1) * g``.
         method: ``"svd"`` for the exact factor; ``"newton-schulz"`` for Muon's polynomial, without
@@ -108,7 +105,6 @@ class PolarRule(BeliefFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.fraction("beta1", self.beta1)
         checks.choice("method", self.method, ["svd", "newton-schulz"])
         checks.choice("scale", self.scale, ["original", "match_rms_adamw", "none"])
         if self.method == "newton-schulz" and (self.gamma or self.finite):

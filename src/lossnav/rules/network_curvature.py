@@ -236,9 +236,7 @@ class GaussNewton:
             if self.loss == "squared":
                 return identity[:, None, :].expand(-1, len(z), -1)
             p = torch.softmax(z, -1)
-            root = p.sqrt()
-            # S = diag(sqrt p) - p sqrt(p)^T has S S^T = diag(p) - p p^T, as the p sum to one.
-            return identity[:, None, :] * root - p * root.T[..., None]
+            return softmax_root(p, identity[:, None, :], -1)
         draw = torch.Generator(device=z.device).manual_seed(self.seed)
         shape = (self.samples, *z.shape)
         if self.loss == "squared":
@@ -250,6 +248,16 @@ class GaussNewton:
 
 Fisher = GaussNewton
 """Another name: F is the covariance of gradients at labels drawn from the model."""
+
+
+def softmax_root(p: Tensor, z: Tensor, axis: int) -> Tensor:
+    r"""S z for a root S of the curvature of a softmax cross-entropy in its inputs.
+
+    :math:`S=\mathrm{diag}(\sqrt p)-p\sqrt p^T` has :math:`SS^T=\mathrm{diag}(p)-pp^T`, as the p
+    along the axis sum to one.
+    """
+    drawn = p.sqrt() * z
+    return drawn - p * drawn.sum(axis, keepdim=True)
 
 
 def _add(a: Parameters, b: Parameters, share: float) -> Parameters:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from lossnav.rules.arrays import array_namespace, like, times, to_numpy
-from lossnav.rules.base import Array
+from lossnav.rules.base import Array, array_namespace, like, times, to_numpy
 from lossnav.solvers.curvature import Curvature, Dense, Diagonal, Lanczos
 
 Function = Callable[[Array], Array]
@@ -67,8 +66,8 @@ class Kronecker(Curvature):
         return h
 
     def apply(self, fn: Function, g: Array) -> Array:
-        turned = _contracted(self.sizes, self.vectors, g, 0)
-        moved = times(like(fn(self.spectrum), g), turned)
+        rotated = _contracted(self.sizes, self.vectors, g, 0)
+        moved = times(like(fn(self.spectrum), g), rotated)
         back = _contracted(self.sizes, self.vectors, moved, 1)
         return array_namespace(g).reshape(back, g.shape)
 

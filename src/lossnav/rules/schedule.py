@@ -76,19 +76,11 @@ class Schedule:
         return self.rates / self.rates.max()
 
     def expected_loss(self, rates: Any) -> float:
-        """Expected final loss of other rates under the same beliefs.
-
-        Args:
-            rates: One rate for each step.
-        """
+        """Expected final loss of other rates, one for each step, under the same beliefs."""
         return _final_loss(self, np.asarray(rates, dtype=float))[0]
 
     def best(self, factors: Any) -> Schedule:
-        """Another shape, at its best peak under the same beliefs.
-
-        Args:
-            factors: Shape of the schedule, zero or more, such as ``1 - np.arange(N) / N``.
-        """
+        """Another shape, such as ``1 - np.arange(N) / N``, at its best peak."""
         shape = np.asarray(factors, dtype=float)
         if shape.ndim != 1 or not (np.isfinite(shape).all() and shape.min() >= 0 < shape.max()):
             raise ValueError("factors must be a list of finite numbers, zero or more, not all 0.")
@@ -119,22 +111,14 @@ class Schedule:
         return LambdaLR(optimizer, lambda t: factors[min(t, len(factors) - 1)], last_epoch)
 
     def optax(self, peak: float) -> Callable[[Any], Any]:
-        """An optax schedule: a function of the step count.
-
-        Args:
-            peak: Largest learning rate.
-        """
+        """An optax schedule with this largest rate: a function of the step count."""
         import jax.numpy as jnp
 
         values = jnp.asarray(checks.positive("peak", peak) * self.factors)
         return lambda count: values[jnp.clip(count, 0, len(values) - 1)]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the factors beside linear decay, and return the axes.
-
-        Args:
-            ax: Matplotlib axes; new ones by default.
-        """
+        """Draw the factors beside linear decay, and return the Matplotlib axes."""
         ax = axes(ax, (5, 3))
         steps = np.arange(len(self.rates))
         ax.plot(steps, self.factors, label=f"optimal: loss {self.loss:.3g}")

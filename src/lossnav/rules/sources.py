@@ -18,9 +18,7 @@ from lossnav._base import checks
 from lossnav.problem.autodiff import JaxLoss, TorchLoss
 from lossnav.problem.geometry import Field
 from lossnav.problem.landscapes import Loss
-from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, State
-from lossnav.rules.gains import one_minus_power
+from lossnav.rules.base import Array, State, array_namespace, like, one_minus_power, to_numpy
 from lossnav.rules.operators import Kronecker, operator
 from lossnav.solvers.curvature import Curvature, Diagonal, Lanczos
 

@@ -39,14 +39,26 @@ from typing import Any, NamedTuple
 from array_api_compat import device
 
 from lossnav._base import checks
-from lossnav.rules.arrays import array_namespace, like, to_numpy
-from lossnav.rules.base import Array, Rule, State
+from lossnav.rules.base import (
+    Array,
+    Rule,
+    State,
+    array_namespace,
+    check_settings,
+    clipped,
+    known,
+    like,
+    memory_dtype,
+    positive_or_one,
+    present,
+    to_numpy,
+    where,
+)
 from lossnav.rules.family import decayed
-from lossnav.rules.gains import known, memory_dtype, positive_or_one, present
 from lossnav.rules.local import admitted, check_constants, check_policy, observed
 from lossnav.rules.operators import Kronecker
 from lossnav.rules.sources import as_source
-from lossnav.solvers.curvature import Diagonal, decay_rate, phi, step_gain, velocity_gain
+from lossnav.solvers.curvature import Diagonal, decay_rate, effective_time, step_gain, velocity_gain
 
 
 class Expected:
@@ -96,11 +108,8 @@ class UncertainRule(Rule):
     has ``precision``, which is 1/v.
 
     Args:
-        dt: Time between steps, zero or more; infinite jumps to the balance.
+        dt, eta, k, gamma: As in `LocalRule`; an infinite ``dt`` jumps to the balance.
         curvature: The diagonal of the curvature: any diagonal source that `LocalRule` takes.
-        eta: Learning rate, positive.
-        k: Weight of the loss, positive.
-        gamma: Discount rate, zero or more.
         variance: Initial variance, positive: a number, or one for each weight.
         entropy: Whether entropy is rewarded; without it the variance goes to zero.
         negative: Replacement for negative curvature, as in `LocalRule`; zero stays zero.
@@ -147,7 +156,7 @@ class UncertainRule(Rule):
     def update(self, grad: Array, state: State, theta: Array) -> tuple[Array, State]:
         s = state["precision"]
         v = 1 / s
-        H, memory = self._seen(grad, state, theta, v)
+        H, memory = self._curvature(grad, state, theta, v)
         c: dict[str, Any] = {"eta": self.eta, "k": self.k}
         # In the metric 1/v, the curvature and the slope of this weight:
         bend, slope = H * v, v * grad
@@ -160,21 +169,21 @@ class UncertainRule(Rule):
         changing = (balance - self.k * bend) * rate + push
         discount = self.gamma + rho * changing / lag
         step = -step_gain(bend, gamma=discount, dt=self.dt, **c) * slope
-        time = _time(rate * balance, self.dt)
+        time = effective_time(rate * balance, self.dt)
         kept = s + rate * time * (self.k * H - balance * s)
-        kept = kept * array_namespace(s).exp(-push * _time(2 * rho, self.dt))
+        kept = kept * array_namespace(s).exp(-push * effective_time(2 * rho, self.dt))
         return step, {"precision": kept, **memory}
 
-    def _seen(self, grad: Array, state: State, theta: Array, v: Array) -> tuple[Array, State]:
+    def _curvature(self, grad: Array, state: State, theta: Array, v: Array) -> tuple[Array, State]:
         memory: State = {}
         if isinstance(self.curvature, Expected):
             h = self.curvature.at(theta, v)
         else:
-            found, memory = observed("curvature", self.curvature, grad, state, theta)
-            h = like(_diagonal(found), theta)
+            operator, memory = observed("curvature", self.curvature, grad, state, theta)
+            h = like(_diagonal(operator), theta)
         xp = array_namespace(h)
-        held = admitted(h, self.negative, self.eta, self.k, 0.0, math.inf)
-        return xp.where(h == 0, h, held), memory
+        raised = admitted(h, self.negative, self.eta, self.k, 0.0, math.inf)
+        return xp.where(h == 0, h, raised), memory
 
     @property
     def assumptions(self) -> str:
@@ -197,13 +206,13 @@ class UncertainRule(Rule):
         return "\n".join(lines)
 
 
-def _diagonal(found: Any) -> Array:
-    if isinstance(found, Diagonal):
-        return found.h
-    if isinstance(found, Kronecker) and len(found.factors) == 1:
-        return array_namespace(found.factors[0]).linalg.diagonal(found.factors[0])
+def _diagonal(operator: Any) -> Array:
+    if isinstance(operator, Diagonal):
+        return operator.h
+    if isinstance(operator, Kronecker) and len(operator.factors) == 1:
+        return array_namespace(operator.factors[0]).linalg.diagonal(operator.factors[0])
     raise ValueError(
-        f"An uncertain weight needs its own curvature, but a {type(found).__name__} was given: "
+        f"An uncertain weight needs its own curvature, but a {type(operator).__name__} was given: "
         "give the diagonal, or a matrix."
     )
 
@@ -244,15 +253,6 @@ def _stiffness(x: Array) -> tuple[Array, Array]:
     far = xp.where(near, xp.full_like(x, 2.0), x)
     away = xp.where(near, xp.full_like(w, math.log(2.0)), w)
     return xp.where(near, top * top / (2 * bottom), (far - 1) ** 2 / (2 * (far - 1 - away))), w
-
-
-def _time(rate: Array, dt: Any) -> Array:
-    """``dt`` times the mean of ``exp(-rate * t)`` over it."""
-    xp = array_namespace(rate)
-    if isinstance(dt, float) and math.isinf(dt):
-        still = rate > 0
-        return xp.where(still, 1 / positive_or_one(rate), xp.full_like(rate, dt))
-    return dt * phi(rate * dt)
 
 
 CURVATURES = ("squared-batch", "fisher", "ggn")
@@ -359,16 +359,7 @@ class UncertainWeightsRule(Rule):
 
     def __post_init__(self) -> None:
         checks.choice("curvature", self.curvature, CURVATURES)
-        rates = ("momentum", "curvature_rate", "signal_rate", "prior_rate", "return_rate")
-        for check, names in (
-            (checks.positive, ("k", "batch_size", "prior_variance")),
-            (checks.non_negative, ("dt", "pull", "inertia", "volatility", "noise", "weight_decay")),
-            (checks.share, rates),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and known(value):  # a traced array passes
-                    check(name, value)
+        check_settings(vars(self))
         bounded = self.reset is not None and known(self.reset)
         if bounded and not 0 < checks.number("reset", self.reset) <= 1:
             raise ValueError(
@@ -379,7 +370,7 @@ class UncertainWeightsRule(Rule):
     @property
     def averages(self) -> bool:
         """Whether gradients are averaged."""
-        return not (known(self.momentum) and self.momentum == 0)
+        return present(self.momentum)
 
     @property
     def keeps_average(self) -> bool:
@@ -400,10 +391,7 @@ class UncertainWeightsRule(Rule):
             "prior_mean": x,
             "start": x,
             "prior_variance": zero + v0,
-            "weight": zero,
-            "signal": zero,
-            "scatter": zero,
-            "bend": zero,
+            **dict.fromkeys(("weight", *SUMS), zero),
         }
         if self.keeps_average:
             state["average"] = xp.zeros_like(x)
@@ -425,9 +413,7 @@ class UncertainWeightsRule(Rule):
         """The step to add to ``theta``, and the state to keep.
 
         Args:
-            grad: Gradient of the mean loss.
-            state: From `init` or the last `update`.
-            theta: Means of the weights.
+            grad, state, theta: As in `Rule.update`; ``theta`` has the means of the weights.
             q: Relative share of signal of this layer, from `signal_shares` over the states of all.
             layers: The sums `SUMS` in the states of all layers, each as one array; None if this is
                 the only layer.
@@ -436,15 +422,15 @@ class UncertainWeightsRule(Rule):
         """
         xp = array_namespace(theta)
         x = xp.astype(theta, memory_dtype(theta))
-        seen = Observed(self.batch_size) if observed is None else observed
-        if seen.batch_size is None:
+        batch = Observed(self.batch_size) if observed is None else observed
+        if batch.batch_size is None:
             raise ValueError(f"{BATCH_UNKNOWN}: give the rule batch_size=..., or pass observed.")
         sums = state if layers is None else layers
-        weights = self.weights(sums["signal"], sums["scatter"], sums["bend"], seen.batch_size)
+        weights = self.weights(sums["signal"], sums["scatter"], sums["bend"], batch.batch_size)
         g = xp.astype(grad, x.dtype)
-        move, kept, new = self.move(g, state, x, q, weights, seen, draw)
+        move, kept, new = self.move(g, state, x, q, weights, batch, draw)
         t = xp.astype(state["t"], x.dtype)
-        gain = self.signal_gain(t, self.paired(seen))
+        gain = self.signal_gain(t, self.paired(batch))
         for name, value in zip(SUMS, new, strict=True):
             kept[name] = averaged(state[name], value, gain)
         if "age" in state:
@@ -464,8 +450,8 @@ class UncertainWeightsRule(Rule):
         Examples:
             >>> import numpy as np
             >>> rule = UncertainWeightsRule(0.01, k=1.0, curvature="ggn")
-            >>> told = rule.weights(np.array([9.0]), np.array([1.0]), np.array([8.0]), 8)
-            >>> [float(x) for x in told]  # 8 observations; a step for them informs 8 directions
+            >>> pair = rule.weights(np.array([9.0]), np.array([1.0]), np.array([8.0]), 8)
+            >>> [float(x) for x in pair]  # 8 observations; a step for them informs 8 directions
             [7200.0, 8.0]
             >>> scaled = rule.weights(np.array([900.0]), np.array([100.0]), np.array([80.0]), 8)
             >>> [float(x) for x in scaled]  # ten times the loss has a tenth of the weight
@@ -475,18 +461,17 @@ class UncertainWeightsRule(Rule):
         E = batch_size
         if self.curvature == "ggn":
             noise = _total(clipped(scatter, LEAST_SHARE * signal, math.inf))
-            E = information / (noise if known(noise) and noise > 0 else positive_or_one(noise))
-            E = clipped(E * (noise > 0), *EVIDENCE)
+            E = clipped(information / positive_or_one(noise) * (noise > 0), *EVIDENCE)
         dt = self.dt if known(self.dt) else array_namespace(self.dt).reshape(self.dt, ())
         rate = clipped(dt, LEAST_RATE, math.inf)
         length = self.k * E
         return length * (1 + length * information / batch_size) / rate, length * (dt / rate)
 
-    def paired(self, seen: Observed) -> Any:
-        """1 if noise is told by pairs of gradients, as squares of the examples do not tell it."""
-        if seen.squares is None:
+    def paired(self, batch: Observed) -> Any:
+        """1 if noise is estimated from pairs of gradients, without squares of the examples."""
+        if batch.squares is None:
             return 1.0
-        return (seen.batch_size <= 1) * 1.0
+        return (batch.batch_size <= 1) * 1.0
 
     def move(
         self,
@@ -495,16 +480,16 @@ class UncertainWeightsRule(Rule):
         x: Array,
         q: Any,
         weights: tuple[Any, Any],
-        seen: Observed,
+        batch: Observed,
         draw: Draw | None = None,
     ) -> tuple[Array, State, tuple[Array, Array, Array]]:
-        """The step, the state but for its averages of sums, and the sums that these average."""
+        """The step, the state without its averages of sums, and the sums of this step."""
         xp = array_namespace(x)
-        B = seen.batch_size
+        B = batch.batch_size
         (K, length), v0, mean = weights, state["prior_variance"], state["prior_mean"]
         average = state.get("average")
         H = state["curvature"]
-        target = B * g * g if seen.curvature is None else seen.curvature
+        target = B * g * g if batch.curvature is None else batch.curvature
         H = H + self.curvature_gain(xp.astype(state["t"], x.dtype)) * (target - H)
         H = xp.where(H < MOST_CURVATURE, H, MOST_CURVATURE)
         c = K / q**2 + 0 * state["weight"]
@@ -532,17 +517,17 @@ class UncertainWeightsRule(Rule):
         kept["prior_mean"] = mean + follow - self.return_rate * (mean - state["start"])
         if average is not None:
             kept["average"] = m
-        return move, kept, self._sums(g, s, average, seen)
+        return move, kept, self._sums(g, s, average, batch)
 
     def _sums(
-        self, g: Array, s: Array, average: Array | None, seen: Observed
+        self, g: Array, s: Array, average: Array | None, batch: Observed
     ) -> tuple[Array, Array, Array]:
         xp = array_namespace(g)
         signal = xp.sum(g / s * g)
         agreed = 0 * signal if average is None else xp.sum(g / s * average)
-        squares = None if seen.squares is None else xp.sum(seen.squares / s)
-        noise = scatter_of(signal, agreed, squares, seen.batch_size)
-        bend = seen.batch_size * signal if seen.curvature is None else xp.sum(seen.curvature / s)
+        squares = None if batch.squares is None else xp.sum(batch.squares / s)
+        noise = scatter_of(signal, agreed, squares, batch.batch_size)
+        bend = batch.batch_size * signal if batch.curvature is None else xp.sum(batch.curvature / s)
         return signal, noise, bend
 
     def gain(self, t: Any, q: Any) -> Any:
@@ -554,7 +539,7 @@ class UncertainWeightsRule(Rule):
         if not self.averages:
             return 1 + 0 * t
         a = clipped((1 - self.momentum) * q + 0 * t, 1 / (t + 1), 1.0)
-        return a if known(self.momentum) else array_namespace(a).where(self.momentum > 0, a, 1.0)
+        return where(self.momentum > 0, a, 1.0)
 
     def curvature_gain(self, t: Any) -> Any:
         """Gain of the average curvature after t steps: a plain mean of the first ones."""
@@ -605,8 +590,7 @@ def variance(state: State) -> Array:
 
 def slowed(x: Any) -> Any:
     r"""Speed with inertia relative to the overdamped one, :math:`1/(\frac12+\sqrt{\frac14+x})`."""
-    root = math.sqrt(0.25 + x) if known(x) else array_namespace(x).sqrt(0.25 + x)
-    return 1 / (0.5 + root)
+    return 1 / (0.5 + array_namespace(x).sqrt(0.25 + x))
 
 
 def signal_shares(signal: Array, scatter: Array) -> Array:
@@ -631,8 +615,7 @@ def signal_shares(signal: Array, scatter: Array) -> Array:
 def prior_variance_of(shape: tuple[int, ...], *, last: bool = False) -> float:
     """Variance that keeps the size of signals through layers with ReLU: 2 over a unit's inputs.
 
-    Units are along the first axis, as in PyTorch, or along the ``last``, as in Flax. It is 1 for
-    what is no matrix.
+    Units are along the first axis, as in PyTorch, or along the ``last``, as in Flax. 1 for vectors.
 
     Examples:
         >>> prior_variance_of((50, 20)), prior_variance_of((8, 4, 5, 5)), prior_variance_of((50,))
@@ -654,9 +637,7 @@ def scatter_of(signal: Any, agreed: Any, squares: Any, batch_size: Any) -> Any:
     if squares is None:
         return signal - agreed
     several = (squares - signal) / clipped(batch_size - 1, 1, math.inf)
-    if known(batch_size):
-        return several if batch_size > 1 else signal - agreed
-    return array_namespace(signal).where(batch_size > 1, several, signal - agreed)
+    return where(batch_size > 1, several, signal - agreed)
 
 
 def _total(values: Any) -> Any:
@@ -665,19 +646,8 @@ def _total(values: Any) -> Any:
 
 def averaged(old: Any, new: Any, gain: Any) -> Any:
     """``old + gain * (new - old)``, where a sum that overflowed is left out."""
-    if known(old):
-        return old + gain * (new - old) if gain > 0 and math.isfinite(new) else old
-    xp = array_namespace(old)
-    new = xp.where((gain > 0) & xp.isfinite(new), new, old)
+    new = where((gain > 0) & array_namespace(new).isfinite(new), new, old)
     return old + gain * (new - old)
-
-
-def clipped(x: Any, low: Any, high: float) -> Any:
-    """x within bounds; numbers or arrays."""
-    if known(x) and known(low):
-        return min(max(x, low), high)
-    xp = array_namespace(x)
-    return xp.where(x > low, xp.where(x < high, x, high), low)
 
 
 def _drawn(draw: Draw | None, x: Array) -> Array:

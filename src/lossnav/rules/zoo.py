@@ -90,10 +90,7 @@ def RMSprop(lr: float = 1e-2, *, alpha: float = 0.99, eps: float = 1e-8) -> Beli
 
 @Member
 def Adam(
-    lr: float = 1e-3,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
+    lr: float = 1e-3, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
 ) -> BeliefFamily:
     """The ballistic step under one gain for the mean (`torch.optim.Adam`; paper Eq. 14)."""
     return BeliefRule.practical(lr, betas=betas, eps=eps)
@@ -133,10 +130,7 @@ def AdaBelief(
 
 @Member
 def Lion(
-    lr: float = 1e-4,
-    *,
-    betas: tuple[float, float] = (0.9, 0.99),
-    weight_decay: float = 0.0,
+    lr: float = 1e-4, *, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
 ) -> BeliefFamily:
     """The sign of the mean: noise as large as the signal (`pytorch_optimizer.Lion`)."""
     used, memory = betas

@@ -82,7 +82,7 @@ def effective_time(rate: Array, dt: float) -> Array:
     xp = array_namespace(rate)
     moving = rate != 0
     safe = xp.where(moving, rate, xp.ones_like(rate))
-    return xp.where(moving, -xp.expm1(-rate * dt) / safe, dt * xp.ones_like(rate))
+    return xp.where(moving, -xp.expm1(-safe * dt) / safe, dt * xp.ones_like(rate))
 
 
 def phi(z: Array) -> Array:

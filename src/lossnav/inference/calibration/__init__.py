@@ -26,8 +26,8 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Curve, Estimate
 from lossnav.inference.calibration import choices, likelihood
+from lossnav.rules.base import positive_or_one
 from lossnav.rules.family import speed_limit
-from lossnav.rules.gains import positive_or_one
 
 if TYPE_CHECKING:
     import torch

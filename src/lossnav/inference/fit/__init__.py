@@ -24,8 +24,9 @@ from scipy import optimize, signal, stats
 
 from lossnav._base.checks import FloatArray
 from lossnav.inference.assumptions import Estimate
+from lossnav.rules.base import one_minus_power, positive_or_one
 from lossnav.rules.family import quotient, speed_limit
-from lossnav.rules.gains import SteadyKalman, one_minus_power, positive_or_one, remembered
+from lossnav.rules.gains import SteadyKalman, remembered
 from lossnav.solvers.curvature import phi
 
 RESOLUTION = 1e-6

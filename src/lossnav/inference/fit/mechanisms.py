@@ -28,8 +28,8 @@ from lossnav.inference.fit import (
     distance,
     growing,
 )
+from lossnav.rules.base import one_minus_power
 from lossnav.rules.family import quotient
-from lossnav.rules.gains import one_minus_power
 
 WORTH = 0.3
 """A mechanism is named if it reduces the residual to less than this share."""

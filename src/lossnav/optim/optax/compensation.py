@@ -37,9 +37,9 @@ def compensated(optimizer: Any) -> Any:
 
     .. math:: w=x(1+e)+u,\qquad x\leftarrow\mathrm{round}(w),\qquad e\leftarrow w/x-1.
 
-    Parameters stay in bfloat16, and e takes two bytes for each: both together have 20 bits, where
-    float32 has 24. Leaves in float32 or wider pass through unchanged. It must be the outermost
-    transformation, because e assumes that updates are applied unchanged.
+    Both together have 20 bits, where float32 has 24. Leaves in float32 or wider pass through
+    unchanged. It must be the outermost transformation, as e assumes that updates are applied as
+    they are.
 
     Args:
         optimizer: Any transformation of optax; all of its state is as for float32 parameters.

@@ -20,6 +20,7 @@ from lossnav.optim.grouping import (
     role,
     rule_name,
     table,
+    zoo_rules,
 )
 from lossnav.optim.optax.transform import (
     LearningRate,
@@ -30,7 +31,6 @@ from lossnav.optim.optax.transform import (
     paths_of,
     transform,
 )
-from lossnav.rules import zoo
 from lossnav.rules.base import Rule
 
 
@@ -71,7 +71,7 @@ def create(
         matrices  1        12          navigator  0.1    96 B
         vectors   1        3           navigator  0      24 B
     """
-    name = rule_name(name, zoo.MEMBERS)
+    name = rule_name(name)
 
     def by_path(tree: Tree) -> dict[str, str]:
         """The role of each leaf; only optimizers of matrices distinguish heads."""
@@ -114,12 +114,8 @@ def _build(
             settings["mask"] = lambda tree: flat(tree)[1].unflatten(map(decayed, paths_of(tree)))
         words = own, "navigator" if name == "kronecker" else own
         return getattr(optimizers, own)(**settings), words, settings.get("weight_decay", 0.0)
-    member = next(member for key, member in zoo.MEMBERS.items() if key.lower() == name)
     nonfinite = settings.pop("nonfinite", "skip")
-    if name == "muon":
-        settings.setdefault("scale", "match_rms_adamw")
-    rule = member(**settings)
-    other = zoo.AdamW(weight_decay=rule.decay) if name == "muon" else rule
+    rule, other = zoo_rules(name, settings)
 
     def assign(leaves: list[Any], paths: list[tuple[str, ...]], _: Any) -> list[Rule]:
         return [

@@ -1,4 +1,7 @@
-"""Run a `Rule` on each leaf of a tree: schedules, weight decay, and non-finite gradients.
+"""Run a `Rule` on a tree: schedules, weight decay, and non-finite gradients.
+
+`transform` runs a rule on each leaf, `from_rule` on all leaves as one vector where the rule
+couples coordinates (`lossnav.optim.network`).
 
 Nothing depends on values, so that a step can be compiled, scanned, mapped and sharded.
 """
@@ -8,13 +11,15 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from lossnav._base import checks
+from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
 from lossnav.rules.base import Array, Rule, State
 from lossnav.rules.diagonal import BeliefRule
 from lossnav.rules.family import BeliefFamily, decayed
@@ -30,7 +35,7 @@ PEAK = "peak"
 """The largest learning rate so far: one number for all leaves."""
 COUNTED = (BeliefFamily, UncertainWeightsRule)
 """Rules whose ``t`` is the count of steps, which all leaves share."""
-NONFINITE = ("skip", "raise", "ignore")
+Nonfinite = Literal["skip", "raise", "ignore"]
 
 
 class RuleState(NamedTuple):
@@ -74,7 +79,7 @@ def transform(
             count, and the extra arguments of ``update``; returns those of each leaf's rule. Without
             it, extra arguments are accepted and not used, as in optax.
     """
-    checks.choice("policy for gradients that are not finite", nonfinite, NONFINITE)
+    checks.choice("policy for gradients that are not finite", nonfinite, get_args(Nonfinite))
     if isinstance(learning_rate, numbers.Real):
         learning_rate = checks.non_negative("learning_rate", learning_rate)
     if isinstance(weight_decay, numbers.Real):
@@ -90,20 +95,20 @@ def transform(
 
     def init(params: Tree) -> RuleState:
         leaves, tree = flat(params)
-        begun = [
-            None if leaf is None else _init_leaf(rule, _wide(leaf))
+        initial = [
+            None if leaf is None else _init_leaf(rule, wide(leaf))
             for rule, leaf in zip(assign(leaves, paths_of(params), None), leaves, strict=True)
         ]
         zero = jnp.zeros((), jnp.int32)
         if not leaves:  # optax inspects which parts of the state are shaped like parameters
             alike = [name for name, part in example((2, 3)).items() if part.shape == (2, 3)]
             all_of_it = example((2, 2))
-            begun = [all_of_it]
+            initial = [all_of_it]
             names = dict.fromkeys((*all_of_it, *always))
             by_name = {name: tree.unflatten([]) if name in alike else zero for name in names}
         else:
-            by_name = _by_name(begun, tree, always)
-        peaks = [memory[PEAK].dtype for memory in begun if memory is not None and PEAK in memory]
+            by_name = _by_name(initial, tree, always)
+        peaks = [memory[PEAK].dtype for memory in initial if memory is not None and PEAK in memory]
         peak = {PEAK: jnp.zeros((), jnp.result_type(*peaks))} if peaks else {}
         return RuleState(zero, zero, by_name | peak)
 
@@ -137,7 +142,7 @@ def transform(
                 moves.append(None)
                 new_states.append(old)
                 continue
-            x, g = _wide(theta), _wide(grad).astype(_wide(theta).dtype)
+            x, g = wide(theta), wide(grad).astype(wide(theta).dtype)
             g = g if ok is None else jnp.where(ok, g, 0)
             now = rule if rate is None else replace(rule, dt=_like(rate, x))
             here = {name: value.astype(x.dtype) for name, value in peak.items()}
@@ -201,7 +206,7 @@ def _decaying(mask: Any, params: Tree, tree: Any) -> list[bool]:
     return tree.flatten_up_to(jax.tree.broadcast(chosen, params, is_leaf=_is_none))
 
 
-def _wide(leaf: Any) -> Array:
+def wide(leaf: Any) -> Array:
     """A leaf in the precision of the state, with complex numbers as pairs of reals."""
     x = jnp.asarray(leaf)
     if jnp.iscomplexobj(x):
@@ -230,16 +235,16 @@ def _init_leaf(rule: Rule, x: Array) -> State:
     """The initial state of a leaf; arrays of the leaf's shape are sharded like it."""
     home = None if isinstance(x, jax.core.Tracer) else x.sharding
     if home is None or len(home.device_set) == 1:
-        begun = rule.init(x)
+        initial = rule.init(x)
     else:
         # A rule puts small arrays on the leaf's devices, but they cannot be cut like it: traced,
         # they are not.
-        begun = {
+        initial = {
             name: jax.device_put(value, home) if value.shape == x.shape else value
             for name, value in jax.jit(rule.init)(x).items()
         }
     shared = ("t",) if isinstance(rule, COUNTED) else ()
-    return {name: jnp.asarray(value) for name, value in begun.items() if name not in shared}
+    return {name: jnp.asarray(value) for name, value in initial.items() if name not in shared}
 
 
 def _by_name(memories: list[State | None], tree: Any, always: tuple[str, ...]) -> dict[str, Tree]:
@@ -281,3 +286,115 @@ def _refuse(ok: Array | None, updates: Tree) -> None:
                 f"The gradient of params{jax.tree_util.keystr(path)} holds NaN or infinity. Lower "
                 "the learning rate, clip the gradient, or use nonfinite='skip'."
             )
+
+
+def from_rule(
+    rule: Rule, learning_rate: LearningRate = None, *, nonfinite: Nonfinite = "skip"
+) -> Any:
+    """Any rule of `lossnav` as a transformation of optax.
+
+    An elementwise rule runs on each array of the tree. A rule with a Hessian, a metric or a drift
+    runs on all arrays as one vector. If the objective's loss has another number of coordinates, the
+    Hessian is that of the network's loss: call ``update(grads, state, params, value_fn=loss)``,
+    where ``loss`` maps parameters to a scalar. See `lossnav.optim.torch.from_rule` for the cost of
+    each form. For different rules on different arrays, use `optax.multi_transform`.
+
+    Args:
+        rule: For instance one of `lossnav.rules.zoo`, or what `lossnav.learning_rule` returns. Do
+            not compile an update that depends on values: ``negative="refuse"``, Lanczos, and drifts
+            other than `lossnav.Decay` do.
+        learning_rate: In place of the rule's own ``dt``: a number or a schedule.
+        nonfinite: As in `navigator`.
+
+    Raises:
+        ValueError: In ``init``, if the rule does not fit the parameters; the sentence names one
+            that does.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from lossnav.rules.local import LocalRule
+        >>> optimizer = from_rule(LocalRule(0.1, curvature=jnp.array([4.0, 1.0])))
+        >>> theta = jnp.ones(2)
+        >>> step, state = optimizer.update(jnp.array([4.0, 1.0]), optimizer.init(theta), theta)
+        >>> print(np.asarray(step).round(4))  # exp(-sqrt(h) dt) - 1
+        [-0.1813 -0.0952]
+
+        On a network, with the Hessian of its loss:
+
+        >>> import jax, lossnav as ln
+        >>> rule = ln.learning_rule(ln.Objective(ln.Quadratic([4.0, 1.0]), gamma=1.0), dt=0.5)
+        >>> optimizer = from_rule(rule)
+        >>> loss = lambda params: ((params["w"] @ jnp.eye(3) + params["b"] - 1) ** 2).mean()
+        >>> params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros((2, 1))}
+        >>> state = optimizer.init(params)
+        >>> for _ in range(30):
+        ...     grads = jax.grad(loss)(params)
+        ...     step, state = optimizer.update(grads, state, params, value_fn=loss)
+        ...     params = jax.tree.map(jnp.add, params, step)
+        >>> bool(loss(params) < 1e-4)
+        True
+    """
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"from_rule takes a Rule, but a {type(rule).__name__} was given: make one with "
+            "lossnav.learning_rule(objective), or call the setting of lossnav.rules.zoo."
+        )
+
+    def alone(rule: Rule) -> Any:
+        return transform(
+            lambda leaves, *_: [rule] * len(leaves), learning_rate, nonfinite=nonfinite
+        )
+
+    each = alone(rule)
+
+    def init(params: Tree) -> RuleState:
+        plan = _layout(rule, params)
+        if not plan.joined:
+            return cast(RuleState, each.init(params))
+        x, _ = ravel_pytree(params)
+        now = with_zero_hessian(rule, x) if plan.products else rule
+        return cast(RuleState, alone(now).init(x))
+
+    def update(
+        updates: Tree, state: RuleState, params: Tree = None, *, value_fn: Any = None, **extra: Any
+    ) -> tuple[Tree, RuleState]:
+        plan = _layout(rule, updates)
+        if not plan.joined:
+            return cast(tuple[Tree, RuleState], each.update(updates, state, params, **extra))
+        if params is None:
+            raise ValueError(
+                "This update depends on the parameters: call update(grads, state, params)."
+            )
+        x, unravel = ravel_pytree(params)
+        now = rule
+        if plan.products:
+            if value_fn is None:
+                raise ValueError(
+                    "This rule needs Hessian-vector products of the network's loss: call "
+                    "update(grads, state, params, value_fn=loss), where loss maps params to a "
+                    "scalar."
+                )
+            product = _products(lambda flat: value_fn(unravel(flat)), x)
+            now = with_hessian(
+                rule, product, lambda: jax.vmap(product)(jnp.eye(x.size, dtype=x.dtype))
+            )
+        step, new_state = alone(now).update(ravel_pytree(updates)[0], state, x)
+        return unravel(step), new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _layout(rule: Rule, tree: Tree) -> Layout:
+    leaves = [leaf for leaf in flat(tree)[0] if leaf is not None]
+    plan = layout(rule, [tuple(jnp.shape(leaf)) for leaf in leaves])
+    if plan.joined and any(jnp.iscomplexobj(leaf) for leaf in leaves):
+        raise ValueError(
+            "A rule that couples coordinates needs real parameters, but some are complex: use "
+            'curvature="squares", or real and imaginary parts.'
+        )
+    return plan
+
+
+def _products(loss: Callable[[Array], Array], x: Array) -> Callable[[Array], Array]:
+    return lambda v: jax.jvp(jax.grad(loss), (x,), (v.astype(x.dtype),))[1].astype(v.dtype)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lossnav.optim.optax.transform import LearningRate, RuleState, Tree, _wide, flat, transform
+from lossnav.optim.optax.transform import (
+    LearningRate,
+    Nonfinite,
+    RuleState,
+    Tree,
+    flat,
+    plain,
+    transform,
+    wide,
+)
 from lossnav.rules.base import Array, State
 from lossnav.rules.uncertain import (
     BATCH_UNKNOWN,
@@ -17,13 +26,85 @@ from lossnav.rules.uncertain import (
     UncertainWeightsRule,
     prior_variance_of,
     signal_shares,
+    variance,
 )
 
+_Default = UncertainWeightsRule
 
-def uncertain(
-    learning_rate: LearningRate, rule: UncertainWeightsRule, *, seed: Any, nonfinite: str
+
+def weight_uncertainty(
+    learning_rate: LearningRate = _Default.dt,
+    *,
+    k: float = _Default.k,
+    batch_size: int | None = None,
+    curvature: Literal["squared-batch", "fisher", "ggn"] = "squared-batch",
+    pull: float = _Default.pull,
+    momentum: float = _Default.momentum,
+    curvature_rate: float = _Default.curvature_rate,
+    signal_rate: float = _Default.signal_rate,
+    prior_rate: float = _Default.prior_rate,
+    return_rate: float = _Default.return_rate,
+    prior_variance: float | None = None,
+    balance: bool = True,
+    inertia: float = 0.0,
+    volatility: float = 0.0,
+    noise: float = 0.0,
+    reset: float | None = None,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    nonfinite: Nonfinite = "skip",
 ) -> Any:
-    """The transformation; see `lossnav.optim.optax.weight_uncertainty`."""
+    """Keep a mean and a variance of each weight; learn fast where little is known (paper Sec. 6).
+
+    Statistics of the examples are passed to ``update``: ``squares``, a tree of the mean over
+    examples of squared gradients (`jax.vmap` of `jax.grad` gives them), for ``"fisher"`` and for
+    the balance between layers; ``curvature``, a tree of the curvature's diagonal, for ``"ggn"``;
+    and ``batch_size``, in place of the setting.
+
+    Args:
+        learning_rate: Share of the past that a step forgets (dimensionless): a number or a
+            schedule.
+        k, curvature, pull, momentum, curvature_rate, signal_rate, prior_rate, return_rate, balance,
+            inertia, volatility, noise, reset, weight_decay: As in
+            `lossnav.optim.torch.WeightUncertainty`.
+        batch_size: Examples in a batch, whose mean the loss is; needed here or in each ``update``.
+        prior_variance: Prior variance. None takes 2 over the inputs of a unit of each matrix, whose
+            units are along the last axis, as in Flax; vectors take that of the nearest matrix in
+            the tree: first in the same branch, and rather before than after them.
+        seed: Seed of the numbers drawn for ``noise`` and ``reset``.
+        nonfinite: As in `navigator`.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> x = jax.random.normal(jax.random.key(0), (64, 3))
+        >>> def loss(params, x):
+        ...     return jnp.mean((x @ params["w"] - x.sum(-1, keepdims=True)) ** 2)
+        >>> params = {"w": jnp.full((3, 1), 0.5)}
+        >>> optimizer = weight_uncertainty(0.03, curvature="fisher")
+        >>> state = optimizer.init(params)
+        >>> each = jax.vmap(jax.grad(loss), (None, 0))(params, x)  # the gradient of every example
+        >>> grads = jax.tree.map(lambda g: g.mean(0), each)
+        >>> extra = {"squares": jax.tree.map(lambda g: (g * g).mean(0), each), "batch_size": 64}
+        >>> updates, state = optimizer.update(grads, state, params, **extra)
+        >>> bool(loss(optax.apply_updates(params, updates), x) < loss(params, x))
+        True
+    """
+    numbers = {
+        "k": k, "batch_size": batch_size, "pull": pull, "momentum": momentum,
+        "curvature_rate": curvature_rate, "signal_rate": signal_rate, "prior_rate": prior_rate,
+        "return_rate": return_rate, "inertia": inertia, "volatility": volatility, "noise": noise,
+        "weight_decay": weight_decay,
+    }  # fmt: skip
+    rule = UncertainWeightsRule(
+        **{name: plain(value) for name, value in numbers.items()},
+        curvature=curvature,
+        prior_variance=prior_variance,
+        balance=bool(balance),
+        reset=reset,
+    )
 
     def extras(
         tree: Any, grads: list[Any], memories: list[State], count: Array, **given: Any
@@ -41,7 +122,7 @@ def uncertain(
             for part in (squares, observed)
         ]
         base = jax.random.fold_in(jax.random.key(seed), count)
-        wide = [[None if part is None else _wide(part) for part in column] for column in columns]
+        observations = [[None if x is None else wide(x) for x in column] for column in columns]
         B = given.get("batch_size")
         B = rule.batch_size if B is None else B
         if B is None:
@@ -59,7 +140,7 @@ def uncertain(
                 "draw": _Normal(jax.random.fold_in(base, i)),
             }
             for i, (q, square, bend) in enumerate(
-                zip(_shares(rule, len(grads), chosen, layers), *wide, strict=True)
+                zip(_shares(rule, len(grads), chosen, layers), *observations, strict=True)
             )
         ]
 
@@ -75,6 +156,43 @@ def uncertain(
         return state._replace(memory=memory)
 
     return optax.GradientTransformationExtraArgs(init, inner.update)
+
+
+def weight_variance(state: RuleState) -> Any:
+    """The variance that `weight_uncertainty` believes of each weight: a tree like the parameters'.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> state = weight_uncertainty(prior_variance=0.5).init({"w": jnp.ones((1, 2))})
+        >>> weight_variance(state)["w"].tolist()  # nothing was observed yet
+        [[0.5, 0.5]]
+    """
+    names = ("weight", "curvature", "prior_variance")
+    return jax.tree.map(
+        lambda *values: variance(dict(zip(names, values, strict=True))),
+        *(state.memory[name] for name in names),
+    )
+
+
+def sample_weights(key: Any, params: Any, state: RuleState) -> Any:
+    """Parameters drawn from N(mu, v), as `weight_uncertainty` believes them.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> params = {"w": jnp.zeros((100, 100))}
+        >>> state = weight_uncertainty(prior_variance=0.25).init(params)
+        >>> drawn = sample_weights(jax.random.key(0), params, state)
+        >>> round(float(drawn["w"].std()), 1)
+        0.5
+    """
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    spread = jax.tree.leaves(weight_variance(state))
+    drawn = [
+        (x + v**0.5 * jax.random.normal(key, v.shape, v.dtype)).astype(x.dtype)
+        for x, v, key in zip(leaves, spread, keys, strict=False)
+    ]
+    return tree.unflatten(drawn)
 
 
 class _Normal:
@@ -100,7 +218,7 @@ def _prior_variances(params: Tree) -> Tree:
     """That of each matrix, with units along the last axis; other leaves take the nearest's."""
     paths, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: leaf is None)
     _, tree = flat(params)
-    leaves = {i: _wide(leaf) for i, (_, leaf) in enumerate(paths) if leaf is not None}
+    leaves = {i: wide(leaf) for i, (_, leaf) in enumerate(paths) if leaf is not None}
     shapes = {i: jnp.shape(paths[i][1]) for i in leaves}
     matrices = [j for j in leaves if len(shapes[j]) > 1]
 

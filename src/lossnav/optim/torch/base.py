@@ -36,6 +36,7 @@ from lossnav.optim.torch.shards import (
     whole,
     zero_redundancy_owner,
 )
+from lossnav.rules.base import check_settings
 
 Group = dict[str, Any]
 Batch = tuple[Group, list[Tensor], list[Tensor], list[list[Any]]]
@@ -62,6 +63,11 @@ def state_dtype(theta: Tensor) -> torch.dtype:
     return torch.promote_types(theta.dtype, torch.float32)
 
 
+def as_real(x: Tensor) -> Tensor:
+    """A tensor as it is, or a complex one as pairs of reals."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
 def widened(x: Tensor, error: Tensor | None, dtype: torch.dtype) -> Tensor:
     """A parameter in the precision of its state, with the rounding error of earlier steps."""
     wide = x.to(dtype)
@@ -86,6 +92,20 @@ def rounded(x: Tensor, wide: Tensor, error: Tensor | None) -> None:
     if error is not None:
         stored = x.detach().to(wide.dtype)
         error.copy_(((wide.detach() - stored) / (stored + TINY) / UNIT).clamp_(-MOST, MOST))
+
+
+def add_move(theta: Tensor, move: Tensor, error: Tensor | None, shrink: Any = None) -> None:
+    """Decay a parameter by the factor ``shrink`` and add a real move, in place, rounded once."""
+    x = as_real(theta)
+    move = move.reshape(x.shape)
+    if x.dtype == move.dtype and error is None and not isinstance(shrink, Tensor):
+        if shrink is not None and shrink != 1:
+            x.mul_(shrink)
+        x.add_(move)
+        return
+    # A copy, as autograd may have saved the parameter.
+    wide = widened(x.to(move.dtype, copy=True), error, move.dtype)
+    rounded(x, (wide if shrink is None else wide * shrink) + move, error)
 
 
 def widened_lists(wide: list[Tensor], errors: list[Tensor]) -> list[Tensor]:
@@ -150,15 +170,11 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"Tensor lr must be 1-element, but its shape is {tuple(lr.shape)}.")
         checks.non_negative("lr", lr.detach() if isinstance(lr, Tensor) else lr)
-        if group["nonfinite"] not in NONFINITE:
-            raise ValueError(
-                f"nonfinite is {group['nonfinite']!r}, but it must be one of "
-                f"{', '.join(NONFINITE)}."
-            )
-        if group["compensate"] not in (None, True, False):
-            raise ValueError(
-                f"compensate is {group['compensate']!r}, but it must be True, False or None."
-            )
+        check_settings(group)
+        for name, known in (("nonfinite", NONFINITE), ("compensate", (True, False, None))):
+            if group[name] not in known:
+                words = ", ".join(map(str, known))
+                raise ValueError(f"{name} is {group[name]!r}, but it must be one of {words}.")
         if group["fused"] and group["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together: choose one.")
         if group["fused"] and group["differentiable"]:
@@ -270,7 +286,8 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
     def _judge(self, batches: list[Batch], shards: list[Batch], over: list[Any]) -> bool:
         """Whether to take the step; if not, it is counted as skipped, or raises an error."""
         watched = [batch for batch in batches if batch[0]["nonfinite"] != "ignore"]
-        good = self._finite([shard for shard in shards if shard[0]["nonfinite"] != "ignore"])
+        local_batches = [shard for shard in shards if shard[0]["nonfinite"] != "ignore"]
+        good = finite_here([grad for shard in local_batches for grad in shard[2]])
         here = not watched or agreed(good, over)
         if self._agreed_by_all(here):
             return True
@@ -306,10 +323,6 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         bad = torch.tensor(float(not good), device=owner._default_device)
         torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX, owner.process_group)
         return not bad.item()
-
-    def _finite(self, batches: list[Batch]) -> bool:
-        """Whether all gradients on this process are finite."""
-        return finite_here([grad for batch in batches for grad in batch[2]])
 
     def _judge_traced(self, batches: list[Batch]) -> Tensor | None:
         """`_judge` as a tensor, without reading values."""
@@ -383,7 +396,7 @@ def finite_here(grads: list[Tensor]) -> bool:
     one. Meta tensors have no entries. There is one synchronization for each device and dtype.
     """
     grads = [grad for grad in grads if not grad.is_meta]
-    parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in local(grads)]
+    parts = [as_real(g) for g in local(grads)]
     kinds: dict[Any, list[Tensor]] = {}
     for part in parts:
         kinds.setdefault((part.device, part.dtype), []).append(part)

@@ -20,14 +20,14 @@ from lossnav.optim.grouping import (
     role,
     rule_name,
     table,
+    zoo_rules,
 )
 from lossnav.optim.torch.base import Group, NavigatorBase
 from lossnav.optim.torch.kronecker import KroneckerNavigator
 from lossnav.optim.torch.navigator import Ballistic, Navigator
 from lossnav.optim.torch.rule import RuleOptimizer, from_rule
 from lossnav.optim.torch.shards import is_sharded, print_once
-from lossnav.optim.torch.uncertain.optimizer import WeightUncertainty
-from lossnav.rules import zoo
+from lossnav.optim.torch.uncertain import WeightUncertainty
 
 CLASSES: dict[str, type[NavigatorBase]] = {
     "navigator": Navigator,
@@ -91,7 +91,7 @@ def create(
         >>> [group["name"] for group in optimizer.param_groups]
         ['matrices', 'embeddings', 'vectors']
     """
-    name = rule_name(name, zoo.MEMBERS)
+    name = rule_name(name)
     trainable = _roles(model, separate=name in OF_MATRICES)
     by_role = overridden({key: kind for key, (_, kind) in trainable.items()}, roles)
     if name == "uncertain":
@@ -189,13 +189,10 @@ def _refuse(key: str, theta: Tensor, places: list[Owner]) -> None:
 def _build(name: str, groups: list[Group], settings: dict[str, Any]) -> NavigatorBase:
     if name in CLASSES:
         return CLASSES[name](groups, **settings)
-    member = next(m for key, m in zoo.MEMBERS.items() if key.lower() == name)
     flags = {key: settings.pop(key) for key in FLAGS if key in settings}
-    if name == "muon":
-        settings.setdefault("scale", "match_rms_adamw")
-    rule = member(**settings)
-    if name == "muon":
-        other = replace(zoo.AdamW(rule.dt), decay=0.0)
+    rule, other = zoo_rules(name, settings)
+    if other is not rule:
+        other = replace(other, decay=0.0)
         for group in groups:
             if group["name"] != "matrices":
                 group["rule"] = other

@@ -20,6 +20,7 @@ from lossnav.optim.torch.base import (
     Batch,
     Group,
     NavigatorBase,
+    as_real,
     new_step,
     rounded,
     rounded_lists,
@@ -29,9 +30,9 @@ from lossnav.optim.torch.base import (
     widened_lists,
 )
 from lossnav.optim.torch.shards import is_sharded, local, reals, splits, totals
-from lossnav.rules.arrays import array_namespace
+from lossnav.rules.base import array_namespace, known
 from lossnav.rules.diagonal import BeliefRule, Scalars, usable
-from lossnav.rules.gains import SteadyKalman, known
+from lossnav.rules.gains import SteadyKalman
 
 LARGE = 1 << 20
 """Number of coordinates from which the compiled kernel is the default."""
@@ -76,10 +77,9 @@ class DiagonalOptimizer(NavigatorBase):
             _rules[key] = self._rule(group)
         return _rules[key]
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group; settings it lacks have the optimizer's defaults."""
-        super().add_param_group(param_group)
-        self._cached_rule(param_group)  # made before anything is traced
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        self._cached_rule(group)  # which checks its settings, and is made before anything is traced
 
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
         home = theta.device if group["capturable"] else None
@@ -107,7 +107,7 @@ class DiagonalOptimizer(NavigatorBase):
             fused_adamw(group, params, grads, memory, steps)
             return
         ns = scalars_of(rule, group, torch.stack(steps).tolist())
-        columns = [_real(local(column)) for column in (params, grads, *memory)]
+        columns = [list(map(as_real, local(column))) for column in (params, grads, *memory)]
         errors = local(errors)
         flat = self._flat_group(group, columns) if way == "kernel" else None
         typicals = None
@@ -137,7 +137,7 @@ class DiagonalOptimizer(NavigatorBase):
         """Take a step that is traced or differentiated; where ``ok`` is False, nothing changes."""
         group, params, grads, (steps, *memory, errors) = batch
         for i, (theta, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
-            x, g, *averages = _real([theta, grad, *(column[i] for column in memory)])
+            x, g, *averages = map(as_real, (theta, grad, *(column[i] for column in memory)))
             g = -g.to(averages[-1].dtype) if group["maximize"] else g.to(averages[-1].dtype)
             fine = None if ok is None else ok.to(x.device)
             if fine is not None:
@@ -194,8 +194,20 @@ def _mean_variances(
     return usable(sums / torch.tensor([max(reals(v), 1) for v in wholes], device=at))
 
 
-class FlatGroup:
-    """The tensors of a group as flat arrays, reused while their memory stays in place.
+class InPlace:
+    """Tensors whose flat arrays can be reused while their memory stays in place."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors, self.places = tensors, [t.data_ptr() for t in tensors]
+
+    def serves(self, tensors: list[Tensor]) -> bool:
+        """Whether these are the same tensors at the same addresses."""
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return same and [t.data_ptr() for t in tensors] == self.places
+
+
+class FlatGroup(InPlace):
+    """The tensors of a group as flat arrays.
 
     Args:
         tensors: Parameters, then means (if any), then variances, on a CPU.
@@ -203,7 +215,7 @@ class FlatGroup:
     """
 
     def __init__(self, tensors: list[Tensor], count: int) -> None:
-        self.tensors, self.places = tensors, [t.data_ptr() for t in tensors]
+        super().__init__(tensors)
         self.vs = tensors[-count:]
         self.kinds = [(v.dtype, v.stride()) for v in self.vs]
         flat = kernels().flat
@@ -213,11 +225,6 @@ class FlatGroup:
         self.arrays = [None if i in self.foreign else flat(t) for i, t in enumerate(tensors)]
         self.totals: list[float] = []
         self.versions: list[int] = []
-
-    def serves(self, tensors: list[Tensor]) -> bool:
-        """Whether it was built for these tensors and their memory has not moved."""
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        return same and [t.data_ptr() for t in tensors] == self.places
 
     def sums(self) -> list[float | None]:
         """The sum over each v; None where it is unknown or v has changed since."""
@@ -552,11 +559,6 @@ def _operand(other: Any) -> Any:
 def _as_operand(values: Tensor, home: torch.device) -> Any:
     """Numbers for the tensors of a list, as `TensorList` takes them."""
     return values.cpu().numpy() if home.type == "cpu" else values.to(home)
-
-
-def _real(tensors: list[Tensor]) -> list[Tensor]:
-    """Complex tensors as pairs of reals."""
-    return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
 
 
 def _chunks(columns: list[list[Tensor]]) -> Iterator[list[int]]:

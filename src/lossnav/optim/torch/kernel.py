@@ -29,11 +29,7 @@ BLOCK = 1 << 16
 PART = 1 << 12
 """Sums are taken over parts this short, so that single precision suffices in each."""
 # Sums may be reordered; products are not contracted, so that steps round like those of PyTorch.
-OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "error_model": "numpy",
-    "fastmath": {"nsz", "reassoc"},
-}
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"nsz", "reassoc"}}
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -130,8 +126,8 @@ def uncertain_step(
         x, g, h, p, s = X[first:end], G[first:end], H[first:end], P[first:end], S[first:end]
         a, b, q = A[first:end], C[first:end], Q[first:end]
         for i in range(len(h)):
-            seen = keep * h[i] + (rate * b[i] if len(b) else add * (g[i] * g[i]))
-            h[i] = seen if seen < most else most
+            value = keep * h[i] + (rate * b[i] if len(b) else add * (g[i] * g[i]))
+            h[i] = value if value < most else most
         total, paired, curved = zero, zero, zero
         if len(a):
             for i in range(len(h)):

@@ -8,7 +8,6 @@ saves part of its products.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -16,27 +15,20 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
-from lossnav.optim.torch.base import Batch, Group, new_step, rounded, state_dtype, widened
-from lossnav.optim.torch.diagonal import (
-    PIECE,
-    advance,
-    advance_lists,
-    scalars_of,
-    scalars_traced,
-)
+from lossnav.optim.torch.base import Batch, Group, add_move, as_real, new_step, state_dtype
+from lossnav.optim.torch.diagonal import PIECE, advance, advance_lists, scalars_of, scalars_traced
 from lossnav.optim.torch.navigator import Navigator
 from lossnav.optim.torch.shards import ROUNDING, gathered, is_sharded, part, sharded_by_rows, whole
-from lossnav.rules.diagonal import BeliefRule, respelled
+from lossnav.rules.diagonal import respelled
 from lossnav.rules.kronecker import (
-    check_basis,
+    check_matrix,
     first_basis,
+    from_second,
     matrix_size,
     phases,
-    refreshed_basis,
+    refreshed,
     rotate,
     sides,
-    sorted_variance,
     zero_rounding_noise,
 )
 
@@ -65,14 +57,14 @@ class KroneckerNavigator(Navigator):
     .. math:: \Delta\theta=-\mathrm{lr}\;Q_L\Bigl[\frac{1+c}{1+z}\frac mD\Bigr]Q_R^T,\qquad
               m=E[G'],\quad v=E[G'^2].
 
-    A convolution kernel is a matrix of its first axis and the rest. Vectors, scalars, and matrices
-    without a basis get exactly the step of `Navigator`, so one optimizer serves a whole model. With
-    ``betas=(0.95, 0.95), nesterov=False, saturation=0`` it is SOAP without decay, except that
-    vectors move at the first step, that ``eps`` is added after bias correction, and that directions
-    without gradients are not left to rounding.
+    A convolution kernel is a matrix of its first axis and the rest; a complex column counts as two
+    real ones. Vectors, scalars, and matrices without a basis get the step of `Navigator`, so one
+    optimizer serves a whole model. With ``betas=(0.95, 0.95), nesterov=False, saturation=0`` it is
+    SOAP without decay, except that vectors move at the first step, that ``eps`` is added after bias
+    correction, and that directions without gradients are not left to rounding.
 
     The first gradient of a matrix only initializes its basis: that step applies weight decay only.
-    A complex column counts as two real ones. The state of a sharded parameter (FSDP2, tensor
+    The state of a sharded parameter (FSDP2, tensor
     parallel; any DTensor) is sharded by rows over the same processes; a step gathers one matrix at
     a time, and each process computes all of it.
 
@@ -81,15 +73,11 @@ class KroneckerNavigator(Navigator):
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
             setting.
-        lr: Learning rate; a float or a tensor.
-        betas: Decay rates of the averages of the gradient and of its square, in the basis.
-        eps: Term added to the denominator for numerical stability.
-        weight_decay: Decoupled weight decay coefficient.
+        lr, betas, eps, weight_decay, gamma, gain, centered, nesterov, saturation, shared, horizon,
+            cooldown, wandering: As in `Navigator`, in the basis.
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
-        gamma, gain, centered, nesterov, saturation, shared, horizon, cooldown, wandering: As in
-            `Navigator`, in the basis.
         max_dim: Longer sides get no basis, so that an embedding has one for its columns only.
         matrix: ``"auto"`` gives a basis to each side that is at most ``max_dim`` long and that the
             averaged gradients can span; True to every side, False to none.
@@ -155,8 +143,7 @@ class KroneckerNavigator(Navigator):
         super(Navigator, self).__init__(params, settings)
 
     def _check(self, group: Group) -> None:
-        checks.fraction("basis_beta", group["basis_beta"])
-        check_basis(group["refresh"], group["max_dim"], group["matrix"])
+        check_matrix(group["matrix"])
         if group["capturable"] and group["matrix"] is not False:
             raise RuntimeError(
                 "capturable=True cannot be combined with a basis: its refresh depends on the "
@@ -276,13 +263,8 @@ class KroneckerNavigator(Navigator):
             _set_basis(state, {axis: Q[i] for axis, Q in basis.items()})
             state["step"] += 1
 
-    def _matrix_form(self, group: Group) -> BeliefRule:
-        """The rule of a matrix, whose count of steps begins with the second gradient."""
-        form = self._cached_rule(group)
-        return form if form.horizon is None else replace(form, horizon=max(form.horizon - 1, 1))
-
     def _move(self, group: Group, stack: list[MatrixStep], G: Tensor) -> None:
-        form = self._matrix_form(group)
+        form = from_second(self._cached_rule(group))
         states = [state for _, _, state in stack]
         basis = _basis_of(states)
         rotated = zero_rounding_noise(rotate(G, basis))
@@ -299,7 +281,7 @@ class KroneckerNavigator(Navigator):
     def _move_differentiable(self, group: Group, matrix: MatrixStep) -> None:
         """`_move` for one matrix, by operations that autograd can differentiate."""
         theta, grad, state = matrix
-        form = self._matrix_form(group)
+        form = from_second(self._cached_rule(group))
         n = scalars_traced(form, group, state["step"], grad, None)
         # Copies, as a refresh changes the basis in place and a backward pass needs the old one.
         basis = {axis: Q[0].clone() for axis, Q in _basis_of([state]).items()}
@@ -333,9 +315,7 @@ def as_matrix(grad: Tensor, dtype: torch.dtype) -> Tensor:
         >>> as_matrix(torch.zeros(4, 3, 2, 2), torch.float64).shape
         torch.Size([4, 12])
     """
-    grad = whole(grad)
-    if grad.is_complex():
-        grad = torch.view_as_real(grad.resolve_conj())
+    grad = as_real(whole(grad))
     return grad.reshape(grad.shape[0], -1).to(dtype)
 
 
@@ -404,21 +384,20 @@ def average_covariances(covariances: list[Tensor], A: Tensor, beta: float) -> No
 
 def _refresh(states: list[State]) -> None:
     """Update the bases from the covariances, and rotate mean and variance to them."""
-    old = _basis_of(states)
-    new: dict[int, Tensor] = {}
+    covariances = {
+        axis: [state[f"{side}_covariance"] for state in states]
+        for side, axis in SIDES.items()
+        if f"{side}_covariance" in states[0]
+    }
+    whole = {axis: _stacked(Cs) for axis, Cs in covariances.items()}
+    whole = {axis: C.tril() + C.tril(-1).mT for axis, C in whole.items()}
     m, v = (_stacked([state[name] for state in states]) for name in ("mean", "variance"))
-    for side, axis in SIDES.items():
-        if axis not in old:
-            continue
-        covariances = [state[f"{side}_covariance"] for state in states]
-        C = _stacked(covariances)
-        new[axis], order, good = refreshed_basis(C.tril() + C.tril(-1).mT, old[axis])
-        v = sorted_variance(v, axis, order)
-        if not good.is_meta:
-            for covariance, usable in zip(covariances, good.tolist(), strict=True):
-                if not usable:
-                    covariance.zero_()
-    m = rotate(rotate(m, old, back=True), new)
+    new, m, v, good = refreshed(whole, _basis_of(states), m, v)
+    for axis, flags in good.items():
+        usable = [True] * len(states) if flags.is_meta else flags.tolist()
+        for C, finite in zip(covariances[axis], usable, strict=True):
+            if not finite:
+                C.zero_()
     for i, state in enumerate(states):
         state["mean"].copy_(m[i])
         state["variance"].copy_(v[i])
@@ -432,14 +411,9 @@ def _apply(theta: Tensor, move: Tensor | None, shrink: Any, error: Tensor | None
             pair = (2,) if theta.is_complex() else ()
             move = part(move.reshape(*theta.shape, *pair), theta).to_local()
         theta, error = theta.to_local(), None if error is None else error.to_local()
-    x = torch.view_as_real(theta) if theta.is_complex() else theta
     if move is None and error is None:
-        x.mul_(shrink)
+        as_real(theta).mul_(shrink)
         return
-    move = torch.zeros_like(x, dtype=state_dtype(x)) if move is None else move.reshape(x.shape)
-    if x.dtype != move.dtype or isinstance(shrink, Tensor):
-        rounded(x, widened(x.clone(), error, move.dtype) * shrink + move, error)
-        return
-    if shrink != 1:
-        x.mul_(shrink)
-    x.add_(move)
+    if move is None:
+        move = torch.zeros_like(as_real(theta), dtype=state_dtype(theta))
+    add_move(theta, move, error, shrink)

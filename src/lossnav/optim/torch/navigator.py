@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
-from lossnav.optim.torch import adam_state
 from lossnav.optim.torch.base import Group, _device
-from lossnav.optim.torch.diagonal import DiagonalOptimizer
-from lossnav.rules.diagonal import (
-    BeliefRule,
-    average_of,
-    check_horizon,
-    check_wandering,
-    damping,
-    respelled,
+from lossnav.optim.torch.checkpoint import (
+    adam_summary,
+    from_adam,
+    from_adam_state,
+    is_adam,
+    to_adamw_state,
 )
+from lossnav.optim.torch.diagonal import DiagonalOptimizer
+from lossnav.rules.diagonal import BeliefRule, average_of, damping, respelled
 from lossnav.rules.gains import Betas
 
 
@@ -44,19 +42,9 @@ class Navigator(DiagonalOptimizer):
     `torch.optim.AdamW` with the same ``lr``, ``betas``, ``eps`` and ``weight_decay`` (the defaults
     of ``betas[1]`` and ``weight_decay`` differ).
 
-    **What it assumes.** `rule` and `assumptions` state it for an optimizer. At a constant ``lr``
-    and without discount it is `lossnav.learning_rule` with ``dt=1, plan="straight",
-    look_ahead=True, relative=True, shared=a, horizon=N`` for `lossnav.problem.belief.adaptive` with
-
-    - :math:`\kappa=c/((1+c)\,\mathrm{lr})` and :math:`\eta k=c\,(1+c)\,\mathrm{lr}`: curvature is
-      :math:`\kappa v/\sqrt{\bar v}`, a typical step :math:`\sqrt{\eta k/\kappa}=(1+c)\,\mathrm{lr}`
-      long, and :math:`z=\sqrt{\eta k\kappa}=c`;
-    - ``observation="squares"``, ``alpha=(0, 0)`` and
-      :math:`\xi_i/\sigma_i=(1-\beta_i)/\sqrt{\beta_i}`: mean and variance of the gradients are
-      random walks, and their Kalman filters have the gains :math:`1-\beta_i`.
-
-    Tuned numbers, which follow from no objective: ``lr``, ``betas``, ``saturation``, ``shared`` and
-    ``cooldown``. ``eps`` is a guard against division by zero.
+    `rule` and `assumptions` state what an optimizer assumes; docs/optimizers.md has the `Objective`
+    from which `lossnav.learning_rule` derives this step. Tuned numbers, which follow from no
+    objective: ``lr``, ``betas``, ``saturation``, ``shared`` and ``cooldown``.
 
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
@@ -69,38 +57,34 @@ class Navigator(DiagonalOptimizer):
             follow gradient descent with step size ``lr / (2 * gamma)``; those well above it follow
             Adam.
         gain: ``"betas"`` updates m with the constant gain :math:`1-\beta_1` and Adam's bias
-            correction. ``"kalman"`` uses the steady-state Kalman gain of each coordinate,
-            :math:`K=\max(1/t,\,2/(1+\sqrt{1+4v/q}))`, with q such that a coordinate with
-            :math:`v=\bar v` has the gain :math:`1-\beta_1`; noisy coordinates average longer.
+            correction. ``"kalman"`` uses the steady-state Kalman gain of each coordinate
+            (`lossnav.rules.gains.SteadyKalman`), which averages noisy coordinates longer.
         centered: Average :math:`(g-m)^2` instead of :math:`g^2`, as AdaBelief does.
         nesterov: Use look-ahead momentum: with ``gain="betas"`` that of NAdam without its schedule,
             :math:`\beta_1 m_t/(1-\beta_1^{t+1})+(1-\beta_1)g_t/(1-\beta_1^t)`; with
             ``gain="kalman"``, :math:`m_t+K(g_t-m_t)`.
         saturation: Strength of curvature damping; 0 recovers Adam. Coordinates with large v take
-            shorter steps, those with small v longer ones, and all steps shrink less than ``lr``
-            does when a schedule lowers it. By default 4, 2 with a horizon, and 1/16 with
-            ``wandering``, where it grows with the evidence.
+            shorter steps, and all steps shrink less than ``lr`` does when a schedule lowers it. By
+            default 4, 2 with a horizon, and 1/16 with ``wandering``.
         shared: Fraction of the damping shared by all coordinates of a tensor, from 0 (each by its
             own v) to 1 (all alike). By default 0.5, and 0 with a horizon or ``wandering``.
         horizon: Number of steps until training ends; None for an open end. Steps and weight decay
             then shrink linearly over the last ``cooldown * horizon`` steps, and are zero
-            afterwards: no scheduler is needed. To continue training, set a later ``horizon``
-            in ``param_groups``.
-        wandering: How fast the minimum is believed to move: the variance of its move in each step,
-            in units of the variance with which one gradient measures it. Evidence then adds up to
-            that of :math:`n_t` gradients, t for 0 (so that steps decay as 1/t where curvature is
-            strong) and :math:`1/K` in the long run, with the gain K of a Kalman filter,
-            :math:`K^2/(1-K)` = ``wandering``. The v of z is then the noise alone, the average of
-            :math:`\frac{1+\beta_1}2(g-\hat m)^2`, and D has :math:`v+\hat m^2` for v. None, the
-            default, forgets all evidence at each step.
-        cooldown: Fraction of the horizon over which steps shrink (a tuned number);
-            `lossnav.schedule` derives it from beliefs about curvature and noise.
+            afterwards: no scheduler is needed. To train on, set a later one in ``param_groups``.
+        wandering: Variance of the minimum's move in each step, in units of the variance with which
+            one gradient measures it. Evidence then adds up to that of :math:`n_t` gradients
+            (`lossnav.rules.gains.remembered`): t for 0, so that steps decay as 1/t where curvature
+            is strong. The v of z is then the noise alone, the average of
+            :math:`\frac{1+\beta_1}2(g-\hat m)^2`, and D has :math:`v+\hat m^2` for v. None forgets
+            all evidence at each step.
+        cooldown: Fraction of the horizon over which steps shrink; `lossnav.schedule` derives it
+            from beliefs about curvature and noise.
         maximize: Maximize the objective instead of minimizing it.
         foreach: Use the implementation over lists of tensors. None chooses.
-        fused: Use the implementation in one pass over memory. On a CPU it is compiled by numba at
-            the first step (``pip install 'lossnav[fast]'``); without numba, and on accelerators
-            (not tested), only the settings of AdamW are fused, by PyTorch. None uses it on a CPU
-            from a million parameters on.
+        fused: Use the implementation in one pass over memory, compiled by numba at the first step
+            on a CPU (``pip install 'lossnav[fast]'``). Without numba, and on accelerators (not
+            tested), only the settings of AdamW are fused, by PyTorch. None uses it on a CPU from a
+            million parameters on.
         capturable: Whether the step can be captured in a graph; CPUs are supported, too.
         differentiable: Whether autograd can differentiate through the step.
         nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
@@ -165,23 +149,6 @@ class Navigator(DiagonalOptimizer):
         }  # fmt: skip
         super().__init__(params, settings)
 
-    def _check(self, group: Group) -> None:
-        for name in ("eps", "weight_decay", "gamma", "saturation"):
-            checks.non_negative(name, group[name])
-        checks.share("shared", group["shared"])
-        checks.share("cooldown", group["cooldown"])
-        check_horizon(group["horizon"])
-        check_wandering(group["wandering"])
-        for i, beta in enumerate(group["betas"]):
-            checks.fraction(f"betas[{i}]", beta)
-        checks.choice("gain", group["gain"], ["betas", "kalman"])
-        if group["gain"] == "kalman" and not group["betas"][0]:
-            raise ValueError(
-                'betas[0] is 0, but gain="kalman" needs it above zero: it sets the gain of a '
-                'coordinate of typical noise. Use gain="betas".'
-            )
-        super()._check(group)
-
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; settings it lacks have the optimizer's defaults."""
         if isinstance(param_group, dict) and "centred" in param_group:
@@ -202,9 +169,9 @@ class Navigator(DiagonalOptimizer):
     ) -> Self:
         """Create an optimizer from PyTorch's Adam, AdamW or NAdam: groups, settings and state.
 
-        ``lr``, ``betas``, ``eps``, ``weight_decay`` and the averages m and v with their count of
-        steps are those of the other optimizer, and so are keys that schedulers have set. It is not
-        changed. With ``saturation=0, nesterov=False`` the run continues as with AdamW.
+        ``lr``, ``betas``, ``eps``, ``weight_decay``, the averages m and v, their count of steps and
+        what schedulers have set are those of the other optimizer, which is not changed. With
+        ``saturation=0, nesterov=False`` the run continues as with AdamW.
 
         Args:
             optimizer: The other optimizer, or its ``state_dict()``.
@@ -225,7 +192,7 @@ class Navigator(DiagonalOptimizer):
             Taken from AdamW: lr 0.01, betas (0.9, 0.999), eps 1e-08, weight_decay 0.01; state of 2
             of 2 parameters after 1 steps. All else (nesterov, saturation, ...) is Navigator's own.
         """
-        return adam_state.from_adam(cls, optimizer, params, verbose=verbose, settings=settings)
+        return from_adam(cls, optimizer, params, verbose=verbose, settings=settings)
 
     def adamw_state_dict(self) -> dict[str, Any]:
         """A state dict that `torch.optim.AdamW` can load: the inverse of `like`.
@@ -242,13 +209,13 @@ class Navigator(DiagonalOptimizer):
             >>> adamw.param_groups[0]["lr"], int(adamw.state[theta]["step"])
             (0.1, 1)
         """
-        return adam_state.to_adamw_state(self.state_dict())
+        return to_adamw_state(self.state_dict(), self.defaults)
 
     def _translated(self, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        if not adam_state.is_adam(saved):
+        if not is_adam(saved):
             return saved, ""
-        note = adam_state.summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
-        return adam_state.from_adam_state(saved, self.param_groups, self.defaults), note
+        note = adam_summary("a state dict of Adam or AdamW", saved, len(saved["state"]))
+        return from_adam_state(saved, self.param_groups, self.defaults), note
 
     def _adopt(self, own: Group, group: Group) -> None:
         group.setdefault("shared", 0.0)  # saved before there were such settings
@@ -337,12 +304,6 @@ class Ballistic(DiagonalOptimizer):
             "differentiable": differentiable, "nonfinite": nonfinite, "compensate": compensate,
         }  # fmt: skip
         super().__init__(params, settings)
-
-    def _check(self, group: Group) -> None:
-        for name in ("eps", "weight_decay"):
-            checks.non_negative(name, group[name])
-        checks.fraction("beta2", group["beta2"])
-        super()._check(group)
 
     def _rule(self, group: Group) -> BeliefRule:
         return BeliefRule(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from lossnav._base import checks
+from lossnav.rules.network_curvature import softmax_root
 
 Loss = Literal["cross_entropy", "binary_cross_entropy", "mse"] | Callable[[Tensor], Tensor]
 LOSSES = ("cross_entropy", "binary_cross_entropy", "mse")
@@ -211,9 +212,7 @@ class Examples:
             p = output.sigmoid()
             slope = (p * (1 - p)).sqrt() * sign
         else:
-            p, places = output.softmax(1), places // output.shape[1]
-            drawn = p.sqrt() * sign
-            slope = drawn - p * drawn.sum(1, keepdim=True)
+            slope, places = softmax_root(output.softmax(1), sign, 1), places // output.shape[1]
         return slope / places**0.5 if self.reduction == "mean" else slope
 
     def _backward(self, module: nn.Module, a: Tensor, slope: Tensor) -> None:

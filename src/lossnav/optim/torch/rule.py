@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lossnav._base import checks
 from lossnav.optim.network import Layout, layout, with_hessian, with_zero_hessian
-from lossnav.optim.torch.base import Batch, Group, NavigatorBase, rounded, state_dtype, widened
-from lossnav.optim.torch.shards import ROUNDING, is_sharded
+from lossnav.optim.torch.base import (
+    Batch,
+    Group,
+    NavigatorBase,
+    add_move,
+    as_real,
+    state_dtype,
+    widened,
+)
+from lossnav.optim.torch.shards import ROUNDING, is_sharded, reals
 from lossnav.rules.base import Rule
 from lossnav.rules.family import BeliefFamily, decayed
 
@@ -51,11 +58,8 @@ def from_rule(
             PyTorch tensors, as all of `lossnav.rules` do. The order ``from_rule(rule, params)`` is
             accepted, too.
         weight_decay: Decoupled weight decay coefficient, added to that of the rule itself.
-        maximize: Maximize the objective instead of minimizing it.
-        differentiable: Whether autograd can differentiate through the step.
-        nonfinite: If a gradient is NaN or infinite, ``"skip"`` the whole step and count it in
-            `skipped`, ``"raise"`` FloatingPointError and change nothing, or ``"ignore"`` it.
-        compensate: As in `Navigator`.
+        maximize, differentiable: As in `Navigator`.
+        nonfinite, compensate: As in `Navigator`.
 
     Raises:
         ValueError: The rule cannot run on these parameters; the message names one that can.
@@ -146,7 +150,7 @@ class RuleOptimizer(NavigatorBase):
             raise
 
     def _layout(self, group: Group) -> Layout:
-        shapes = [tuple(_real(theta).shape) for theta in group["params"]]
+        shapes = [tuple(as_real(theta.detach()).shape) for theta in group["params"]]
         return layout(self.rules[group["rule"]], shapes)
 
     def _refuse(self, group: Group) -> None:
@@ -176,7 +180,7 @@ class RuleOptimizer(NavigatorBase):
             )
         infinite = isinstance(group["lr"], float) and group["lr"] == math.inf  # Newton's method
         super()._check({**group, "lr": 1.0} if infinite else group)
-        if checks.non_negative("weight_decay", group["weight_decay"]) and infinite:
+        if group["weight_decay"] and infinite:
             raise ValueError(
                 f"weight_decay is {group['weight_decay']:.6g}, but it must be 0 for an infinite "
                 "dt: weights would decay to zero at once. Use a finite dt."
@@ -193,7 +197,7 @@ class RuleOptimizer(NavigatorBase):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fresh(self, theta: Tensor, group: Group) -> dict[str, Tensor]:
-        rule, x = self.rules[group["rule"]], _as_real(theta.detach())
+        rule, x = self.rules[group["rule"]], _operand(theta.detach())
         plan = self._layout(group)
         if plan.joined:  # entries of a vector can be split among the parameters
             x = x.reshape(-1)
@@ -217,16 +221,16 @@ class RuleOptimizer(NavigatorBase):
             return
         updates = []
         for theta, grad in zip(params, grads, strict=True):
-            g = _as_real(-grad if group["maximize"] else grad)
+            g = _operand(-grad if group["maximize"] else grad)
             x = theta if group["differentiable"] else theta.detach()
             state = dict(self.state[theta])
-            x = _as_real(widened(x, state.pop(ROUNDING, None), state_dtype(x)))
+            x = _operand(widened(x, state.pop(ROUNDING, None), state_dtype(x)))
             move, new = rule.update(g, state, x)
             if decay:
                 move = move + decayed(x, group["lr"] * decay)
             updates.append((move, new))
         for theta, (move, new) in zip(params, updates, strict=True):
-            _apply(theta, move, self.state[theta].get(ROUNDING))
+            add_move(theta, move, self.state[theta].get(ROUNDING))
             _store(self.state[theta], new, anew=group["differentiable"])
 
     def _update_joined(
@@ -258,9 +262,9 @@ class RuleOptimizer(NavigatorBase):
         move, new = rule.update(g, whole, x)
         if group["weight_decay"]:
             move = move + decayed(x, group["lr"] * group["weight_decay"])
-        sizes = [_real(theta).numel() for theta in params]
+        sizes = [reals(theta) for theta in params]
         for theta, part, error in zip(params, move.split(sizes), errors, strict=True):
-            _apply(theta, part.reshape(_real(theta).shape), error)
+            add_move(theta, part, error)
         parts = {
             key: value.split(sizes) if getattr(value, "ndim", 0) else [value] * len(sizes)
             for key, value in new.items()
@@ -327,27 +331,14 @@ class RuleOptimizer(NavigatorBase):
         return loss.detach()
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
-
-
 def _joined(tensors: list[Tensor]) -> Tensor:
     """All entries of the tensors as one real vector."""
-    return torch.cat([_as_real(tensor).reshape(-1) for tensor in tensors])
+    return torch.cat([_operand(tensor).reshape(-1) for tensor in tensors])
 
 
-def _as_real(tensor: Tensor) -> Tensor:
+def _operand(tensor: Tensor) -> Tensor:
     """A tensor as rules take it: real, in single precision at least."""
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return tensor.to(state_dtype(tensor))
-
-
-def _apply(theta: Tensor, move: Tensor, error: Tensor | None) -> None:
-    x = torch.view_as_real(theta) if theta.is_complex() else theta
-    if x.dtype == move.dtype and error is None:
-        x.add_(move)
-    else:  # one rounding, not two
-        rounded(x, widened(x, error, move.dtype) + move, error)
+    return as_real(tensor).to(state_dtype(as_real(tensor)))
 
 
 def _store(state: dict[str, Tensor], new: dict[str, Any], *, anew: bool) -> None:

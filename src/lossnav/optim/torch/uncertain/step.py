@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lossnav.optim.torch.base import Batch, Group, rounded, traced, widened
-from lossnav.optim.torch.diagonal import _real, kernels
+from lossnav.optim.torch.base import Batch, Group, as_real, rounded, traced, widened
+from lossnav.optim.torch.diagonal import InPlace, kernels
 from lossnav.optim.torch.shards import splits, totals
 from lossnav.rules.uncertain import (
     MOST_CURVATURE,
@@ -41,34 +40,28 @@ class GroupStep(NamedTuple):
     group: Group
     rule: UncertainWeightsRule
     wholes: list[Tensor]  # the parameters, sharded or not
-    seen: Statistics
+    statistics: Statistics
     q: list[Any]
     weights: list[tuple[Any, Any]]  # of each parameter
     batch_size: float
     averages: list[tuple[float, ...]]  # of the sums; empty if values cannot be read
 
 
-class KernelLayers:
+class KernelLayers(InPlace):
     """The tensors of a group that the kernel can take, as flat arrays kept from step to step.
 
     Args:
-        held: Lists of parameters, curvatures, prior means, starts and average gradients.
+        tensors: Parameters, then curvatures, prior means, starts and average gradients.
+        count: Number of parameters.
     """
 
-    def __init__(self, held: list[list[Tensor]]) -> None:
-        self.tensors = [t for column in held for t in column]
-        self.addresses = [t.data_ptr() for t in self.tensors]
-        rows = list(zip(*held, strict=True))
+    def __init__(self, tensors: list[Tensor], count: int) -> None:
+        super().__init__(tensors)
+        rows = [tensors[i::count] for i in range(count)]
         self.chosen = [i for i, row in enumerate(rows) if _is_plain(row[:4])]
         self.others = [i for i in range(len(rows)) if i not in self.chosen]
         self.changed = [t for i in self.chosen for t in rows[i]]
         self.arrays = [tuple(map(kernels().flat, rows[i])) for i in self.chosen]
-
-    def match(self, held: list[list[Tensor]]) -> bool:
-        """Whether these are the same tensors at the same addresses."""
-        tensors = [t for column in held for t in column]
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        return same and [t.data_ptr() for t in tensors] == self.addresses
 
 
 def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tensor | None) -> None:
@@ -88,7 +81,7 @@ def advance(now: GroupStep, batch: Batch, layers: KernelLayers | None, ok: Tenso
             step += 1 if ok is None else ok.to(step.device)
     for i, theta in enumerate(params):
         if columns[10][i].ndim and now.rule.reset is not None:
-            x, at, error = _real([theta])[0], theta.device, columns[-1][i]
+            x, at, error = as_real(theta), theta.device, columns[-1][i]
             state = {name: t.to(at) for name, t in _state(columns, i).items()}
             wide = widened(x, error, state["curvature"].dtype)
             drawn, age = now.rule.redrawn(wide, state, torch.randn_like)
@@ -100,25 +93,25 @@ def _move(
     now: GroupStep, i: int, theta: Tensor, grad: Tensor, columns: Columns, ok: Tensor | None
 ) -> Sums:
     """Take the step of one tensor by the rule; returns the sums for its share of signal."""
-    rule, q, held = now.rule, now.q[i], _state(columns, i)
-    x, g = _real([theta, grad])
-    H = held["curvature"]
-    squares, curvature = (None if t is None else t.to(H) for t in now.seen[i])
-    seen = Observed(now.batch_size, squares, curvature)
-    state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in held.items()}
+    rule, q, stored = now.rule, now.q[i], _state(columns, i)
+    x, g = as_real(theta), as_real(grad)
+    H = stored["curvature"]
+    squares, curvature = (None if t is None else t.to(H) for t in now.statistics[i])
+    batch = Observed(now.batch_size, squares, curvature)
+    state = {name: t.to(H.device, H.dtype) if t.ndim == 0 else t for name, t in stored.items()}
     if not rule.keeps_average:
         del state["average"]
     q, *weights = (z.to(H) if isinstance(z, Tensor) else z for z in (q, *now.weights[i]))
     error = columns[-1][i]
     wide = widened(x, error, H.dtype)
     move, kept, sums = rule.move(
-        g.to(H.dtype), state, wide, q, (weights[0], weights[1]), seen, torch.randn_like
+        g.to(H.dtype), state, wide, q, (weights[0], weights[1]), batch, torch.randn_like
     )
     moved = wide + move
     rounded(x, moved if ok is None else torch.where(ok.to(x.device), moved, wide), error)
     for name in ("curvature", "prior_mean", "average", "weight"):
         if name in kept:
-            _store(held[name], kept[name], ok)
+            _store(stored[name], kept[name], ok)
     return sums
 
 
@@ -138,7 +131,7 @@ def _run_kernel(
     for i, (x, *memory, average) in zip(chosen, layers.arrays, strict=True):
         rate, (K, length) = rule.curvature_gain(times[i]), now.weights[i]
         q, v0, dtype = now.q[i], columns[5][i].item(), columns[1][i].dtype
-        squares, curvature = now.seen[i]
+        squares, curvature = now.statistics[i]
         g, bend, square = (
             x[:0] if t is None else kernel.flat(t.to(dtype).contiguous())
             for t in (grads[i], curvature, squares if B > 1 else None)
@@ -152,10 +145,10 @@ def _run_kernel(
             rule.gain(times[i], q), averages, 1 - follow - back, follow, back,
             1 - float(rule.dt) * rule.weight_decay,
         ))  # fmt: skip
-    found = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=3).tolist()
+    returned = kernel.run(kernel.uncertain_step, tensors, np.array(numbers), sums=3).tolist()
     # Autograd must know of the change: it refuses a backward pass that needs the old values.
     torch.autograd.graph.increment_version(layers.changed)
-    for i, arrays, (signal, other, bend) in zip(chosen, tensors, found, strict=True):
+    for i, arrays, (signal, other, bend) in zip(chosen, tensors, returned, strict=True):
         squares = other if len(arrays[7]) else None
         noise = scatter_of(signal, other, squares, B)
         sums[i] = signal, noise, bend if len(arrays[6]) else B * signal
@@ -170,7 +163,7 @@ def _average_sums(
     if not chosen:
         return
     rule = now.rule
-    paired = [rule.paired(Observed(now.batch_size, *now.seen[i])) for i in chosen]
+    paired = [rule.paired(Observed(now.batch_size, *now.statistics[i])) for i in chosen]
     over = splits([now.wholes[i] for i in chosen])
     if times and now.averages and not over:
         for i, pair in zip(chosen, paired, strict=True):
@@ -181,8 +174,8 @@ def _average_sums(
     steps = stacked([columns[0][i] for i in chosen])
     gain = rule.signal_gain(steps, torch.tensor(paired).to(steps))
     averages = [columns[j][i] for j in PLACES for i in chosen]
-    found = [sums[i][part] for part in range(len(SUMS)) for i in chosen]  # type: ignore[index]
-    old, new = (stacked(values).reshape(len(SUMS), len(chosen)) for values in (averages, found))
+    latest = [sums[i][part] for part in range(len(SUMS)) for i in chosen]  # type: ignore[index]
+    old, new = (stacked(values).reshape(len(SUMS), len(chosen)) for values in (averages, latest))
     values = averaged(old, totals(over, new), gain).reshape(-1)
     for average, value in zip(averages, values, strict=True):
         _store(average, value, ok)
@@ -191,15 +184,15 @@ def _average_sums(
 def _state(columns: Columns, i: int) -> dict[str, Tensor]:
     """The state of one parameter by the rule's names, complex numbers as pairs of reals."""
     names = ("t", *COLUMNS[1:])
-    return dict(zip(names, _real([column[i] for column in columns[:-1]]), strict=True))
+    return dict(zip(names, (as_real(column[i]) for column in columns[:-1]), strict=True))
 
 
-def _store(held: Tensor, new: Tensor, ok: Tensor | None) -> None:
-    if new.is_meta and not held.is_meta:
+def _store(stored: Tensor, new: Tensor, ok: Tensor | None) -> None:
+    if new.is_meta and not stored.is_meta:
         return  # a number beside a meta tensor, which has none
     if ok is not None:
-        new = torch.where(ok.to(new.device), new, held.to(new))
-    held.copy_(new)
+        new = torch.where(ok.to(new.device), new, stored.to(new))
+    stored.copy_(new)
 
 
 def _is_plain(tensors: Sequence[Tensor]) -> bool:
