@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 import lossnav
 from lossnav._base.files import write_whole
-from lossnav.equations.line_breaks import pieces
+from lossnav.equations.notation import pieces
 from lossnav.paper.ledger import Verdict
 
 _NAMES = "alpha eps eta gamma kappa lambda mu phi sigma tau theta xi"
