@@ -122,13 +122,11 @@ class Mesh:
         middles = (self.edges[:-1] + self.edges[1:])[chosen] / 2
         return Mesh(np.sort(np.concatenate([self.edges, middles])), self.degree)
 
-    def raised(self, degree: int) -> Mesh:
-        return Mesh(self.edges, degree)
-
-    def raise_points(self, points: FloatArray, degree: int) -> FloatArray:
-        """The path at the points of `raised`."""
+    def raised(self, degree: int, points: FloatArray) -> tuple[Mesh, FloatArray]:
+        """The mesh with polynomials of another degree, and the path at its points."""
         each = raising(self.degree, degree) @ self.local(points)
-        return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), points[-1:]])
+        path = np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), points[-1:]])
+        return Mesh(self.edges, degree), path
 
 
 def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:
