@@ -217,10 +217,8 @@ class Function(Loss):
     ) -> tuple[FloatArray, ...]:
         if not self.timed or t is None:
             return self.jet(theta, order)
-        dim = theta.shape[-1]
         parts = self._jet(np.concatenate([theta, np.asarray(t)[..., None]], axis=-1), order)
-        slopes = tuple(part[..., :dim] for part in parts[1:2])
-        return parts[:1] + slopes + tuple(part[..., :dim, :dim] for part in parts[2:])
+        return in_theta(parts, theta.shape[-1])
 
     def at(self, t: float) -> Loss:
         if not self.timed:
@@ -435,6 +433,12 @@ class MuellerBrown(Function):
             A * np.exp(a * (x - p) ** 2 + b * (x - p) * (y - q) + c * (y - q) ** 2)
             for A, a, b, c, p, q in wells
         )
+
+
+def in_theta(jet: tuple[FloatArray, ...], dim: int) -> tuple[FloatArray, ...]:
+    """A value and its derivatives, of which only those in the first ``dim`` arguments are kept."""
+    kept = (jet[order][(..., *[slice(dim)] * order)] for order in range(len(jet)))
+    return tuple(kept)
 
 
 def _takes_time(fn: Callable[..., Any]) -> bool:

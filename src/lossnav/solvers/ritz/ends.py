@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.geometry import ConstantMetric
+from lossnav.problem.landscapes import in_theta
 from lossnav.problem.objective import Objective, QuadraticForm
 from lossnav.problem.running_cost import running_jet
 from lossnav.solvers.riccati.feedback import Feedback, Unbounded, feedback, norm, solved
@@ -62,19 +63,9 @@ def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
     np.linalg.cholesky(G)  # fails where the metric is not positive definite
     flow = -solved(G, np.column_stack([C, by_v]))
     F, c = flow[:, :dim], flow[:, dim]
-    H = A + C.T @ F
-    return QuadraticForm(
-        H=(H + H.T) / 2,
-        g=by_theta + C.T @ c,
-        value=float(value + by_v @ c / 2),
-        G=G,
-        J=F,
-        c=c,
-        center=theta,
-        eta=1.0,
-        k=1.0,
-        gamma=objective.gamma,
-    )
+    H, g, constant = A + C.T @ F, by_theta + C.T @ c, float(value + by_v @ c / 2)
+    units = {"eta": 1.0, "k": 1.0, "gamma": objective.gamma}
+    return QuadraticForm((H + H.T) / 2, g, constant, G, J=F, c=c, center=theta, **units)
 
 
 class KineticTerms(NamedTuple):
@@ -90,11 +81,10 @@ def kinetic_terms(objective: Objective, theta: FloatArray) -> KineticTerms | Non
     dim = len(theta)
     if not isinstance(objective.metric, ConstantMetric | None):
         return None
-    G = np.eye(dim) if objective.metric is None else objective.metric(theta)
-    if objective.drift is None:
-        return KineticTerms(G / objective.eta, np.zeros((dim, dim)), np.zeros(dim))
-    parts = objective.drift.affine(dim)
-    return None if parts is None else KineticTerms(G / objective.eta, *parts)
+    flow: Any = np.zeros((dim, dim)), np.zeros(dim)
+    if objective.drift is not None:
+        flow = objective.drift.affine(dim)
+    return None if flow is None else KineticTerms(objective.metric_at(theta) / objective.eta, *flow)
 
 
 def rate(objective: Objective, theta: FloatArray) -> float:
@@ -130,10 +120,27 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     """
     cache: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
     key = near.tobytes()
-    if key not in cache:
-        if len(cache) >= _CACHE_SIZE:
-            cache.clear()
-        cache[key] = _end_at(objective, near)
+    if key in cache:
+        return cache[key]
+    theta = rest_point(objective, near)
+    form, left = quadratic_around(objective, theta), False
+    try:
+        policy = feedback(form, attracted=not objective.gamma)
+    except Unbounded:
+        if objective.gamma == 0 or objective.loss.quadratic() is not None:
+            raise
+        policy, left = feedback(form, attracted=True), True
+    spectrum = np.linalg.eigvals(policy.K)
+    rates = spectrum.real
+    size = max(float(np.abs(rates).max()), 1e-300)
+    if rates.max() > 1e-9 * size:
+        raise ValueError(f"Paths leave the point {brief(theta)} again: it cannot be an end.")
+    decays = -rates[rates < -1e-7 * size]
+    slow = float(decays.min()) if len(decays) else 1.0
+    fast = float(np.abs(spectrum).max()) + objective.gamma
+    if len(cache) >= _CACHE_SIZE:
+        cache.clear()
+    cache[key] = End(theta, policy, slow, max(fast, slow), left)
     return cache[key]
 
 
@@ -153,26 +160,6 @@ def ends_near(
         if not any(np.linalg.norm(end.theta - other.theta) <= close for other in ends):
             ends.append(end)
     return ends, reasons
-
-
-def _end_at(objective: Objective, near: FloatArray) -> End:
-    theta = rest_point(objective, near)
-    form, left = quadratic_around(objective, theta), False
-    try:
-        policy = feedback(form, attracted=not objective.gamma)
-    except Unbounded:
-        if objective.gamma == 0 or objective.loss.quadratic() is not None:
-            raise
-        policy, left = feedback(form, attracted=True), True
-    spectrum = np.linalg.eigvals(policy.K)
-    rates = spectrum.real
-    size = max(float(np.abs(rates).max()), 1e-300)
-    if rates.max() > 1e-9 * size:
-        raise ValueError(f"Paths leave the point {brief(theta)} again: it cannot be an end.")
-    decays = -rates[rates < -1e-7 * size]
-    slow = float(decays.min()) if len(decays) else 1.0
-    fast = float(np.abs(spectrum).max()) + objective.gamma
-    return End(theta, policy, slow, max(fast, slow), left)
 
 
 def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
@@ -280,10 +267,7 @@ def rest_jet(objective: Objective) -> PointsJet:
         return objective.loss.jet
 
     def jet(theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
-        dim = theta.shape[-1]
-        value, *slopes = running_jet(objective, theta, np.zeros_like(theta), order)
-        slopes[:1] = [part[..., :dim] for part in slopes[:1]]
-        return value, *slopes[:1], *(part[..., :dim, :dim] for part in slopes[1:])
+        return in_theta(running_jet(objective, theta, np.zeros_like(theta), order), theta.shape[-1])
 
     return jet
 
