@@ -437,8 +437,8 @@ class MuellerBrown(Function):
 
 def in_theta(jet: tuple[FloatArray, ...], dim: int) -> tuple[FloatArray, ...]:
     """A value and its derivatives, of which only those in the first ``dim`` arguments are kept."""
-    kept = (jet[order][(..., *[slice(dim)] * order)] for order in range(len(jet)))
-    return tuple(kept)
+    kept: tuple[Any, ...] = ..., np.s_[..., :dim], np.s_[..., :dim, :dim]
+    return tuple(part[place] for part, place in zip(jet, kept, strict=False))
 
 
 def _takes_time(fn: Callable[..., Any]) -> bool:

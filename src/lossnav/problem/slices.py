@@ -326,7 +326,8 @@ def _state(loaded: Any, what: str) -> dict[str, Any]:
     """The state dict in a checkpoint, detached."""
     import torch
 
-    state, content = {}, f"a {type(loaded).__name__}"
+    content = f"a {type(loaded).__name__}"
+    state: Mapping[Any, Any] = {}
     if isinstance(loaded, Mapping):
         state = next((loaded[k] for k in MODEL_KEYS if isinstance(loaded.get(k), Mapping)), loaded)
         content = f"keys {', '.join(map(str, state))}"[:80]

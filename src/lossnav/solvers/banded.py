@@ -116,8 +116,8 @@ class SparseBlocks:
         own = np.einsum("keab,ebk->eak", self.entries, local[..., cols])
         mirrored = np.einsum("keab,eak->ebk", self.entries[beside], local[..., rows[beside]])
         product = np.zeros_like(local)
-        np.add.at(product, (..., rows), own)
-        np.add.at(product, (..., cols[beside]), mirrored)
+        np.add.at(product.T, rows, own.T)
+        np.add.at(product.T, cols[beside], mirrored.T)
         return product
 
     def solve(self, side: FloatArray, free: slice) -> FloatArray:
