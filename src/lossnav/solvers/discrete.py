@@ -26,7 +26,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
 from lossnav.problem.running_cost import dips, is_plain, running_jet
 from lossnav.solvers.banded import Band, Lift, solve_elements
-from lossnav.solvers.ritz.mesh import Mesh, element_jets
+from lossnav.solvers.ritz.mesh import Mesh, add_at_end, element_jets
 from lossnav.solvers.trajectory import Status
 
 
@@ -155,10 +155,7 @@ class Discrete:
         if order >= 1:
             results[1] = self._mesh.gather(results[1])
         after = self.objective.terminal_jet(points[-1], self.steps * self.dt, order)
-        last = slice(-points.shape[1], None)
-        places: tuple[Any, ...] = (), -1, (-1, last, last)
-        for part, place, more in zip(results, places, after, strict=False):
-            part[place] += more
+        add_at_end(results, after, points.shape[1])
         return tuple(results)
 
     def _plain_jet(

@@ -8,9 +8,9 @@ the whole future.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ _SAMPLES = 400
 _MIN_DRIFT_STEP = 0.03
 """The smallest fraction of the drift to add in one step."""
 _CACHE_SIZE = 64
+T = TypeVar("T")
 PointsJet = Callable[[FloatArray, int], tuple[FloatArray, ...]]
 """A function of points ``(N, D)`` and an order: value, gradient and Hessian up to that order."""
 Condition = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
@@ -152,14 +153,24 @@ def ends_near(
     reasons: list[ValueError] = []
     for point in points:
         try:
-            end = end_at(objective, point)
+            ends.append(end_at(objective, point))
         except ValueError as error:
             reasons.append(error)
-            continue
-        close = 1e-6 * (1 + np.linalg.norm(end.theta))
-        if not any(np.linalg.norm(end.theta - other.theta) <= close for other in ends):
-            ends.append(end)
-    return ends, reasons
+
+    def is_same(end: End, other: End) -> bool:
+        gap = np.linalg.norm(end.theta - other.theta)
+        return bool(gap <= 1e-6 * (1 + np.linalg.norm(end.theta)))
+
+    return without_repeats(ends, is_same), reasons
+
+
+def without_repeats(items: Iterable[T], is_same: Callable[[T, T], bool]) -> list[T]:
+    """The items in order, without those that are the same as an earlier one."""
+    chosen: list[T] = []
+    for item in items:
+        if not any(is_same(item, other) for other in chosen):
+            chosen.append(item)
+    return chosen
 
 
 def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
@@ -291,14 +302,13 @@ def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatA
     points = descend(jet, np.concatenate(starts))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
-    distinct: list[FloatArray] = []
+    flat: list[FloatArray] = []
     for i in np.argsort(value):
         length = norm(points[i])
-        flat = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
-        near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in distinct)
-        if np.isfinite(value[i]) and not near and norm(slope[i]) <= flat:
-            distinct.append(points[i])
-    return distinct[:most]
+        least = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
+        if np.isfinite(value[i]) and norm(slope[i]) <= least:
+            flat.append(points[i])
+    return without_repeats(flat, lambda x, y: norm(x - y) <= 1e-5 * (1 + norm(y)))[:most]
 
 
 def scattered(

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 from lossnav._base.checks import FloatArray
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
-from lossnav.solvers.ritz.ends import rate
+from lossnav.solvers.ritz.ends import rate, without_repeats
 from lossnav.solvers.ritz.guesses import guesses, is_thorough, runs_away, snapshots
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
@@ -155,12 +155,12 @@ def contenders(ranked: Sequence[Minimum], margin: float, floor: float) -> list[M
 
 def distinct(ranked: Sequence[Minimum]) -> list[Minimum]:
     """Coarse paths on one mesh, best first, without those that are close to a better one."""
-    chosen: list[Minimum] = []
-    for result in ranked:
+
+    def is_close(result: Minimum, other: Minimum) -> bool:
         near = _SAME_PATH * float(np.ptp(result.points, axis=0).max())
-        if not any(float(np.abs(result.points - other.points).max()) <= near for other in chosen):
-            chosen.append(result)
-    return chosen
+        return float(np.abs(result.points - other.points).max()) <= near
+
+    return without_repeats(ranked, is_close)
 
 
 def better_than(
@@ -203,13 +203,11 @@ def is_slow(result: Minimum, paths: Sequence[Trajectory]) -> bool:
 
 def best_of(paths: list[Trajectory]) -> Trajectory:
     """The path of least J, with the others as its candidates; the status reports a near tie."""
-    chosen: list[Trajectory] = []
-    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None, path.J)):
-        if not any(_is_same(path, other) for other in chosen):
-            chosen.append(path)
+    paths = sorted(paths, key=lambda path: (not path.status.ok, path.end is None, path.J))
+    ranked = without_repeats(paths, _is_same)
     # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
-    chosen.sort(key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
-    best, others = chosen[0], tuple(path for path in chosen[1:] if path.status.ok)
+    ranked.sort(key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
+    best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
     tie = (
         others
         and abs(others[0].rest - best.rest) <= 1e-9

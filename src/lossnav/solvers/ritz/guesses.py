@@ -32,6 +32,7 @@ from lossnav.solvers.ritz.ends import (
     rest_candidates,
     rest_jet,
     scattered,
+    without_repeats,
 )
 from lossnav.solvers.ritz.mesh import Mesh
 
@@ -253,11 +254,9 @@ def _stops(
         around = scattered(jet, middle, size, 12)
         low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
-    distinct: list[FloatArray] = []
-    for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
-        if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in distinct):
-            distinct.append(point)
-    return [*distinct[:_MAX_STOPS], theta0, end]
+    points = [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]
+    stops = without_repeats(points, lambda x, y: bool(np.linalg.norm(x - y) <= 1e-2 * size))
+    return [*stops[:_MAX_STOPS], theta0, end]
 
 
 def _downhill(jet: PointsJet, point: FloatArray) -> FloatArray:

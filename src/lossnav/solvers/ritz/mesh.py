@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev, legendre
@@ -177,6 +177,13 @@ def element_jets(
     total += mixed + mixed.transpose(0, 2, 1, 4, 3)
     results.append(total.transpose(0, 1, 3, 2, 4).reshape(count, n * dim, n * dim))
     return results
+
+
+def add_at_end(results: Sequence[FloatArray], cost: Sequence[Any], dim: int) -> None:
+    """Add a cost of the last point, with its derivatives, to J, its gradient and the Hessians."""
+    places: tuple[Any, ...] = (), -1, np.s_[-1, -dim:, -dim:]
+    for result, place, part in zip(results, places, cost, strict=False):
+        result[place] += part
 
 
 def pair_products(left: FloatArray, right: FloatArray) -> FloatArray:
