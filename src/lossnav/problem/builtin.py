@@ -19,7 +19,7 @@ from lossnav._base import checks
 from lossnav._base.checks import FloatArray
 from lossnav._base.files import read_text
 from lossnav.problem import belief, geometry, landscapes
-from lossnav.problem.objective import Objective
+from lossnav.problem.objective import Objective, formula_of_time
 
 __all__ = ["Problem", "ProblemError", "builtin_problems", "problem"]
 
@@ -242,8 +242,7 @@ def read(path: Path) -> tuple[Objective, FloatArray | None, str]:
     if "terminal" in values:
         inputs["terminal"] = _loss(top.table("terminal"))
     if "discount" in values:
-        formula = top.make("discount", lambda: _formulas(values["discount"], ["t"]))
-        inputs["discount"] = lambda t: formula([t])
+        inputs["discount"] = top.make("discount", lambda: formula_of_time(values["discount"]))
     for key, check in _CONSTANTS.items():
         if key in values:
             inputs[key] = top.make(key, functools.partial(check, key, values[key]))
@@ -337,9 +336,9 @@ def _field(table: _Table, types: Types, names: Sequence[str]) -> geometry.Field:
 
 
 def _formulas(entries: Any, names: Sequence[str]) -> Callable[[Any], Any]:
-    """A function of theta from a formula, or nested lists of them, in the named coordinates."""
+    """A function of theta from nested lists of formulas in the named coordinates."""
     from lossnav._base.expressions import parse
-    from lossnav._base.symbolic import coordinates
+    from lossnav._base.symbolic import coordinates, substituted
 
     symbols = dict(zip(names, coordinates(names), strict=True))
 
@@ -347,12 +346,7 @@ def _formulas(entries: Any, names: Sequence[str]) -> Callable[[Any], Any]:
         return [each(v, do) for v in value] if isinstance(value, list) else do(value)
 
     parsed = each(entries, lambda text: parse(text, symbols))
-
-    def formulas(theta: Any) -> Any:
-        put = dict(zip(symbols.values(), (x._sympy_() for x in theta), strict=True))
-        return each(parsed, lambda formula: formula.xreplace(put))
-
-    return formulas
+    return lambda theta: each(parsed, lambda f: substituted(f, symbols.values(), theta))
 
 
 def _clip(value: Any) -> str:

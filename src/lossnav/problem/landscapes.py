@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -230,10 +231,9 @@ class Function(Loss):
 
     def _rewritten(self, symbols: Sequence[sympy.Symbol], formula: sympy.Expr) -> Function:
         """A loss with another formula in the same coordinates."""
+        from lossnav._base.symbolic import substituted
 
-        def fn(theta: Any) -> Any:
-            return formula.xreplace(dict(zip(symbols, (x._sympy_() for x in theta), strict=True)))
-
+        fn = functools.partial(substituted, formula, symbols)
         return Function(fn, self.names, constants=self.constants, positive=self.positive)
 
     def hessian_pattern(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -272,20 +272,20 @@ class Expression(Function):
 
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         from lossnav._base.expressions import check_names, parse
-        from lossnav._base.symbolic import TIME, coordinates
+        from lossnav._base.symbolic import TIME, coordinates, substituted
 
         self.text = text
         variables = check_names(variables)
         symbols = coordinates(variables)
         formula = parse(text, {"t": TIME} | dict(zip(variables, symbols, strict=True)))
 
-        def substitute(theta: Sequence[Any]) -> sympy.Expr:
-            return formula.xreplace({s: x._sympy_() for s, x in zip(symbols, theta, strict=True)})
+        def loss(theta: Any) -> sympy.Expr:
+            return substituted(formula, symbols, theta)
 
-        def substitute_in_time(theta: Sequence[Any], t: Any) -> sympy.Expr:
-            return substitute(theta)  # the time is a symbol already
+        def timed_loss(theta: Any, t: Any) -> sympy.Expr:
+            return loss(theta)  # the time is a symbol already
 
-        super().__init__(substitute_in_time if formula.has(TIME) else substitute, variables)
+        super().__init__(timed_loss if formula.has(TIME) else loss, variables)
 
     def _summary(self) -> str:
         return f"{self.text!r:.70}, {_listed(self.names or ())}"
