@@ -128,18 +128,16 @@ class Discrete:
         points = self.line(start, None if end is None else checks.point("end", end, len(start)))
         if guess is not None:
             points[1:-1] = checks.finite_array("guess", guess, ndim=2)[1:-1]
-        result = self.system(len(start), end is None).minimise(points, iterations)
+        # Newton's equations; the Hessian stays sparse without drift, with a constant metric.
+        system = _SparseNewton if is_plain(self.objective) else NewtonSystem
+        free = slice(1, self.steps + (end is None))
+        result = system(self, len(start), free).minimise(points, iterations)
         return result.points, result.J
 
     def line(self, start: FloatArray, end: FloatArray | None) -> FloatArray:
         """Points ``(K + 1, D)`` on a straight line to ``end``, or at rest without one."""
         share = np.linspace(0, 1, self.steps + 1)[:, None]
         return start + share * ((start if end is None else end) - start)
-
-    def system(self, dim: int, is_free: bool) -> NewtonSystem:
-        """Newton's equations for paths from a fixed start to a free or a fixed end."""
-        free = slice(1, self.steps + int(is_free))
-        return (_SparseNewton if is_plain(self.objective) else NewtonSystem)(self, dim, free)
 
     def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
         """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""

@@ -27,6 +27,7 @@ _SAMPLES = 400
 """Random points around the start, at each scale; descents begin at the lowest."""
 _MIN_DRIFT_STEP = 0.03
 """The smallest fraction of the drift to add in one step."""
+_MAX_MINIMA = 12
 _CACHE_SIZE = 64
 T = TypeVar("T")
 PointsJet = Callable[[FloatArray, int], tuple[FloatArray, ...]]
@@ -291,15 +292,12 @@ def rest_candidates(objective: Objective, theta0: FloatArray) -> list[FloatArray
     return points
 
 
-def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
+def minima(jet: PointsJet, theta0: FloatArray) -> list[FloatArray]:
     """Minima of a function by descent from many starts around ``theta0``, lowest first."""
-    dim = len(theta0)
-    rng = np.random.default_rng(0)
-    length = 1.0 + np.abs(theta0).max()
-    count = 8 if dim <= 3 else 4
+    rng, length = np.random.default_rng(0), 1.0 + np.abs(theta0).max()
+    count = 8 if len(theta0) <= 3 else 4
     around = [scattered(jet, theta0, scale * length, count, rng) for scale in _SCALES]
-    starts = [np.zeros((1, dim)), theta0[None], *around]
-    points = descend(jet, np.concatenate(starts))
+    points = descend(jet, np.concatenate([np.zeros_like(theta0)[None], theta0[None], *around]))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
     flat: list[FloatArray] = []
@@ -308,18 +306,14 @@ def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatA
         least = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
         if np.isfinite(value[i]) and norm(slope[i]) <= least:
             flat.append(points[i])
-    return without_repeats(flat, lambda x, y: norm(x - y) <= 1e-5 * (1 + norm(y)))[:most]
+    return without_repeats(flat, lambda x, y: norm(x - y) <= 1e-5 * (1 + norm(y)))[:_MAX_MINIMA]
 
 
 def scattered(
-    jet: PointsJet,
-    center: FloatArray,
-    size: float,
-    count: int,
-    rng: np.random.Generator | None = None,
+    jet: PointsJet, center: FloatArray, size: float, count: int, rng: np.random.Generator
 ) -> FloatArray:
     """``count`` random points around a center, and the four lowest of many more."""
-    rng, dim = rng or np.random.default_rng(0), len(center)
+    dim = len(center)
     samples = center + size * rng.normal(size=(max(min(_SAMPLES, 40_000 // dim), 12), dim))
     with np.errstate(all="ignore"):
         lowest = np.argsort(np.nan_to_num(jet(samples, 0)[0], nan=np.inf))

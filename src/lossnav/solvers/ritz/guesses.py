@@ -251,7 +251,7 @@ def _stops(
     if len(end) > _MAX_HESSIAN_DIM:
         low = np.array([_downhill(jet, point) for point in (theta0, end, middle)])
     else:
-        around = scattered(jet, middle, size, 12)
+        around = scattered(jet, middle, size, 12, np.random.default_rng(0))
         low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
     points = [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]

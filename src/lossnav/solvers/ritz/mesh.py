@@ -129,13 +129,13 @@ class Mesh:
         return Mesh(self.edges, degree), path
 
 
-def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:
+def graded(horizon: float, fast: float, *, slow: float) -> FloatArray:
     """Edges whose spacing grows from the time constant of ``fast`` to that of ``slow``."""
     first, widest = min(2.0 / fast, horizon), min(2.0 / slow, horizon)
     edges, width = [0.0], first
     while edges[-1] + width < horizon and len(edges) < 2000:
         edges.append(edges[-1] + width)
-        width = min(width * growth, widest)
+        width = min(1.5 * width, widest)
     if len(edges) > 1 and horizon - edges[-1] < width / 3:
         edges.pop()
     return np.array([*edges, horizon])
