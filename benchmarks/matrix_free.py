@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import lossnav as ln
-from lossnav.solvers.matrix_free import MatrixFree, _Sums
+from lossnav.solvers.direct import MatrixFree, _Preconditioned
 
 STEPS, HORIZON = 20, 3.0
 
@@ -36,7 +36,7 @@ def main():
     torch.set_num_threads(1)
     loss, theta0 = network_loss()
     objective = ln.Objective(loss, eta=30.0, gamma=0.1)
-    sums = _Sums(objective, theta0, None, HORIZON, STEPS)
+    sums = _Preconditioned(objective, theta0, None, HORIZON, STEPS)
     descent = sums.cost(sums.descent())[0]
     gradients, ours = [], []
     for _ in range(3):

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossnav as ln
-from lossnav._base.jets import Jet
-from lossnav._base.templates import sort_terms
+from lossnav._base.jets import Jet, sort_terms
 
 X = sympy.symbols("x0:5", real=True)
 SHAPES = [

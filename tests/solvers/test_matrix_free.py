@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lossnav as ln
-from lossnav.solvers.matrix_free import _Preconditioned
+from lossnav.solvers.direct import _Preconditioned
 
 
 @pytest.mark.parametrize("end", [None, [1.0, 0.0]])

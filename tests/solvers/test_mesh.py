@@ -19,10 +19,8 @@ def test_a_polynomial_of_the_degree_is_kept_exactly(degree):
     assert mesh.sample(points, t) == pytest.approx(true, abs=2e-13)
     slopes = np.stack([p.deriv()(mesh.t) for p in each], axis=1)
     assert mesh.velocity(points) == pytest.approx(slopes, abs=1e-10)
-    higher = mesh.raised(degree + 3)
-    assert mesh.raise_points(points, degree + 3) == pytest.approx(
-        np.stack([p(higher.t) for p in each], axis=1), abs=2e-13
-    )
+    higher, raised = mesh.raised(degree + 3, points)
+    assert raised == pytest.approx(np.stack([p(higher.t) for p in each], axis=1), abs=2e-13)
 
 
 def test_a_path_is_continuous_where_elements_meet():

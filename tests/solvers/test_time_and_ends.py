@@ -158,7 +158,7 @@ def test_equations_know_of_time_and_of_the_end():
 
 
 def test_a_file_may_have_a_terminal_cost_and_a_loss_in_time(tmp_path):
-    from lossnav.problem.toml_files import read
+    from lossnav.problem.builtin import read
 
     file = tmp_path / "late.toml"
     file.write_text(

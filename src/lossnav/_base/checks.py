@@ -102,8 +102,8 @@ def symmetric(name: str, value: ArrayLike, dim: int | None = None) -> FloatArray
     return (result + result.T) / 2
 
 
-def positive_definite(name: str, value: ArrayLike, dim: int | None = None) -> FloatArray:
-    result = symmetric(name, value, dim)
+def positive_definite(name: str, value: ArrayLike) -> FloatArray:
+    result = symmetric(name, value)
     low, high = np.linalg.eigvalsh(result)[[0, -1]]
     if low <= 1e-14 * max(high, 0.0):
         raise ValueError(

@@ -1,9 +1,16 @@
-"""Arrays of formulas with first and second derivatives, compiled once and run on many points."""
+"""Arrays of formulas with first and second derivatives, compiled once and run on many points.
+
+A loss of many coordinates is mostly a sum of terms that differ in their coordinates and numbers
+only: ``(x1**2 - 1)**2 + (x2**2 - 1)**2 + ...``. Its template ``(s0**2 + c0)**2`` is differentiated
+and compiled once, so neither the time to build nor the number of NumPy calls grows with the terms.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,10 +20,10 @@ from scipy import sparse
 
 from lossnav._base.checks import FloatArray
 from lossnav._base.symbolic import compiled, derivative, exact
-from lossnav._base.templates import Monomial, Template, sort_terms, without_kinks
 
 Key = tuple[int, ...]
 """An entry of the array, then the coordinates, in order, that it is differentiated by."""
+Slots = tuple[int, ...]
 
 
 class Jet:
@@ -95,8 +102,8 @@ class Jet:
         """Value, gradient and `hessian_pattern` entries of a scalar at points ``(M, D)``."""
         program = self._program(2)
         rows = program(theta)
-        dim = (len(self.symbols),)
-        return program.fill(rows, 0, ()), program.fill(rows, 1, dim), rows[program.start[2] :].T
+        slope = program.fill(rows, 1, (len(self.symbols),))
+        return program.fill(rows, 0, ()), slope, rows[program.start[2] :].T
 
     def __call__(self, theta: FloatArray, order: int = 0) -> tuple[FloatArray, ...]:
         """The array and its derivatives up to ``order`` at points of shape ``(..., D)``."""
@@ -159,9 +166,13 @@ class _Program:
         self.places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.varies = np.zeros(len(self.keys), dtype=bool)
         self._polynomial(simple)
-        steady = [shape.is_steady(slots) for shape, slots in uses]
-        self._constants([use for use, same in zip(uses, steady, strict=True) if same])
-        self._compile(shapes, [use for use, same in zip(uses, steady, strict=True) if not same])
+        varying = []
+        for shape, slots in uses:
+            if shape.derivatives[slots].free_symbols & set(shape.slots):
+                varying.append((shape, slots))
+            else:
+                self._add_constant(shape, slots)
+        self._compile(shapes, varying)
 
     def _polynomial(self, simple: Sequence[Monomial]) -> None:
         """Constant rows, rows linear in the coordinates, and quadratic values by their matrices."""
@@ -183,48 +194,44 @@ class _Program:
         self.linear = _matrix(linear, (len(self.keys), self.dim))
         self.forms = [(row, _matrix(form, (self.dim, self.dim))) for row, form in pairs.items()]
 
-    def _constants(self, uses: Sequence[tuple[Template, Key]]) -> None:
-        for shape, slots in uses:
-            cache: dict[tuple[float, ...], float] = {}
-            terms = zip(_keys(shape, slots), shape.factors, shape.values, strict=True)
-            for key, factor, values in terms:
-                if values not in cache:
-                    numbers = dict(zip(shape.numbers, values, strict=True))
-                    value = complex(shape.derivatives[slots].xreplace(numbers))
-                    cache[values] = math.nan if value.imag else value.real
-                self.numbers[self.row[key], 0] += factor * cache[values]
+    def _add_constant(self, shape: Template, slots: Slots) -> None:
+        cache: dict[tuple[float, ...], float] = {}
+        terms = zip(_keys(shape, slots), shape.factors, shape.values, strict=True)
+        for key, factor, values in terms:
+            if values not in cache:
+                numbers = dict(zip(shape.numbers, values, strict=True))
+                value = complex(shape.derivatives[slots].xreplace(numbers))
+                cache[values] = math.nan if value.imag else value.real
+            self.numbers[self.row[key], 0] += factor * cache[values]
 
     def _compile(self, shapes: Sequence[Template], uses: Sequence[tuple[Template, Key]]) -> None:
-        names, self.fill_in, replaced = [], [], {}
+        inputs: dict[sympy.Symbol, np.ndarray] = {}
+        renamed: dict[int, dict[sympy.Symbol, sympy.Symbol]] = {}
         for number, shape in enumerate(shapes):
+            renamed[id(shape)] = new = {}
             single = len(shape.entries) == 1
             for i, slot in enumerate(shape.slots):
                 indices = np.array([places[i] for places in shape.places])
                 # One coordinate, shared by all terms that occur once, or one per occurrence.
                 name = f"x{indices[0]}" if single else f"s{number}_{i}"
-                replaced[number, slot] = sympy.Symbol(name, real=True)
-                if not single or name not in names:
-                    names.append(name)
-                    self.fill_in.append(indices)
+                new[slot] = sympy.Symbol(name, real=True)
+                inputs[new[slot]] = indices
             for i, slot in enumerate(shape.numbers):
-                replaced[number, slot] = sympy.Symbol(f"c{number}_{i}", real=True)
-                names.append(f"c{number}_{i}")
-                self.fill_in.append(np.array([[values[i]] for values in shape.values]))
+                new[slot] = sympy.Symbol(f"c{number}_{i}", real=True)
+                inputs[new[slot]] = np.array([[values[i]] for values in shape.values])
         formulas: list[sympy.Expr] = []
+        self.inputs = list(inputs.values())
         self.sinks: list[_Sink] = []
         self.numbered = bool(self.numbers.any())
         filled = set(np.flatnonzero(self.numbers).tolist()) | {row for row, _ in self.forms}
         if self.linear is not None:
             filled.update(range(len(self.keys)))
-        index = {id(shape): number for number, shape in enumerate(shapes)}
         for shape, slots in uses:
-            number = index[id(shape)]
-            new = {s: replaced[number, s] for s in (*shape.slots, *shape.numbers)}
-            formulas.append(shape.derivatives[slots].xreplace(new))
+            formulas.append(shape.derivatives[slots].xreplace(renamed[id(shape)]))
             rows = [self.row[key] for key in _keys(shape, slots)]
             self.varies[rows] = True
             self.sinks.append(_sink(rows, shape.factors, len(self.keys), filled))
-        self.compute = compiled([sympy.Symbol(name, real=True) for name in names], formulas)
+        self.compute = compiled(list(inputs), formulas)
 
     def __call__(self, theta: FloatArray) -> FloatArray:
         """All rows at points ``(M, D)``: ``(rows, M)``."""
@@ -237,7 +244,7 @@ class _Program:
         for row, form in self.forms:
             rows[row] += np.einsum("im,im->m", columns, form @ columns)
         if self.sinks:
-            inputs = [columns[places] if places.ndim == 1 else places for places in self.fill_in]
+            inputs = [columns[places] if places.ndim == 1 else places for places in self.inputs]
             with np.errstate(all="ignore"):
                 for sink, values in zip(self.sinks, self.compute(*inputs), strict=True):
                     if np.iscomplexobj(values):  # a power of a negative number
@@ -323,3 +330,160 @@ def _matrix(entries: Mapping[tuple[int, int], float], shape: tuple[int, int]) ->
     matrix = sparse.csr_array((list(entries.values()), (rows, columns)), shape=shape)
     dense = math.prod(shape) <= 4096 or matrix.nnz * 4 > math.prod(shape)
     return matrix.toarray() if dense else matrix
+
+
+@dataclass
+class Template:
+    """A shape of term, and its occurrences.
+
+    Attributes:
+        formula: In ``slots`` for coordinates and ``numbers`` for constants.
+        entries: The entry of the array of each occurrence; ``factors``, the number in front of it;
+            ``places``, the coordinates in its slots; ``values``, its numbers.
+    """
+
+    formula: sympy.Expr
+    slots: tuple[sympy.Symbol, ...]
+    numbers: tuple[sympy.Symbol, ...] = ()
+    entries: list[int] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
+    places: list[Slots] = field(default_factory=list)
+    values: list[tuple[float, ...]] = field(default_factory=list)
+
+    def add(self, entry: int, factor: float, places: Slots, values: tuple[float, ...] = ()) -> None:
+        self.entries.append(entry)
+        self.factors.append(factor)
+        self.places.append(places)
+        self.values.append(values)
+
+    @cached_property
+    def derivatives(self) -> dict[Slots, sympy.Expr]:
+        """The formula and its nonzero derivatives, by the slots of differentiation."""
+        derivatives: dict[Slots, sympy.Expr] = {(): self.formula}
+        position = {slot: i for i, slot in enumerate(self.slots)}
+        for i, slope in _slopes(self.formula, position).items():
+            derivatives[(i,)] = slope
+            for j, bend in _slopes(slope, position).items():
+                if j >= i:
+                    derivatives[(i, j)] = bend
+        return derivatives
+
+
+class Monomial(NamedTuple):
+    """A term ``c``, ``c x`` or ``c x y`` of one entry."""
+
+    entry: int
+    factor: float
+    places: Slots
+
+
+def sort_terms(
+    entries: Sequence[sympy.Expr], symbols: Sequence[sympy.Symbol]
+) -> tuple[list[Template], list[Monomial]]:
+    """Group the terms of each entry by shape; terms of unique shapes share one template.
+
+    Examples:
+        >>> x, y = sympy.symbols("x y")
+        >>> shapes, simple = sort_terms([(x**2 - 1)**2 + 3*(y**2 - 4)**2 + x*y], [x, y])
+        >>> [shape.formula for shape in shapes]
+        [(c0 + s0**2)**2]
+        >>> shapes[0].places, shapes[0].values, simple
+        ([(0,), (1,)], [(-1.0,), (-4.0,)], [Monomial(entry=0, factor=1.0, places=(0, 1))])
+    """
+    position = {s: i for i, s in enumerate(symbols)}
+    simple: list[Monomial] = []
+    shaped: list[tuple[int, sympy.Expr, float, _Shape]] = []
+    for entry, formula in enumerate(entries):
+        for term in sympy.Add.make_args(formula):
+            number, body = term.as_coeff_Mul()
+            at = _monomial(body, position)
+            if at is not None:
+                simple.append(Monomial(entry, float(number), at))
+            else:
+                shaped.append((entry, term, float(number), _Shape(body, position)))
+    count = Counter(shape.key for *_, shape in shaped)
+    templates: dict[Any, Template] = {}
+    single: dict[int, list[sympy.Expr]] = {}
+    for entry, term, factor, shape in shaped:
+        if count[shape.key] == 1:
+            single.setdefault(entry, []).append(term)
+            continue
+        if shape.key not in templates:
+            templates[shape.key] = Template(*shape.formula())
+        templates[shape.key].add(entry, factor, tuple(shape.places), tuple(shape.values))
+    rest = []
+    for entry, terms in single.items():
+        whole = sympy.Add(*terms)
+        slots = sorted(whole.free_symbols, key=lambda s: position[s])
+        rest.append(Template(whole, tuple(slots)))
+        rest[-1].add(entry, 1.0, tuple(position[s] for s in slots))
+    return [*templates.values(), *rest], simple
+
+
+class _Shape:
+    """The shape of a term: its tree with slots for coordinates and numbers (except exponents)."""
+
+    def __init__(self, body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> None:
+        self.position = position
+        self.places: list[int] = []
+        self.values: list[float] = []
+        self.key = self._of(body)
+
+    def _of(self, node: sympy.Basic) -> Any:
+        if node in self.position:
+            place = self.position[node]
+            if place not in self.places:
+                self.places.append(place)
+            return "s", self.places.index(place)
+        if node.is_Number:
+            self.values.append(float(node))
+            return "c", len(self.values) - 1
+        if node.is_Pow and node.exp.is_Number:
+            return sympy.Pow, self._of(node.base), ("n", node.exp)
+        if not node.args:
+            return "n", node
+        return (node.func, *(self._of(child) for child in node.args))
+
+    def formula(self) -> tuple[sympy.Expr, tuple[sympy.Symbol, ...], tuple[sympy.Symbol, ...]]:
+        slots = [sympy.Symbol(f"s{i}", real=True) for i in range(len(self.places))]
+        numbers = [sympy.Symbol(f"c{i}", real=True) for i in range(len(self.values))]
+
+        def build(key: Any) -> sympy.Expr:
+            kind, *rest = key
+            if kind == "n":
+                return rest[0]
+            if kind in ("s", "c"):
+                return (slots if kind == "s" else numbers)[rest[0]]
+            return kind(*(build(child) for child in rest))
+
+        return build(self.key), tuple(slots), tuple(numbers)
+
+
+def _monomial(body: sympy.Expr, position: Mapping[sympy.Basic, int]) -> Slots | None:
+    """The coordinates of 1, ``x`` or ``x y``; None for any other term."""
+    if body == 1:
+        return ()
+    factors = body.args if body.is_Mul else (body,)
+    if body.is_Pow and body.exp == 2:
+        factors = (body.base,) * 2
+    if len(factors) > 2 or any(f not in position for f in factors):
+        return None
+    return tuple(sorted(position[f] for f in factors))
+
+
+def _slopes(entry: sympy.Expr, position: Mapping[sympy.Basic, int]) -> dict[int, sympy.Expr]:
+    """The nonzero derivatives; only terms with the coordinate are differentiated."""
+    parts: dict[int, list[sympy.Expr]] = {}
+    for term in sympy.Add.make_args(entry):
+        for symbol in term.free_symbols:
+            if symbol in position:
+                parts.setdefault(position[symbol], []).append(derivative(term, symbol))
+    slopes = {i: without_kinks(sympy.Add(*parts[i])) for i in sorted(parts)}
+    return {i: slope for i, slope in slopes.items() if slope != 0}
+
+
+def without_kinks(slope: sympy.Expr) -> sympy.Expr:
+    """A derivative without the delta functions at kinks, such as that of ``abs(x)``."""
+    if not slope.has(sympy.DiracDelta):
+        return slope
+    return slope.replace(sympy.DiracDelta, lambda *_: sympy.Integer(0))

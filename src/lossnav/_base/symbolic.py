@@ -224,6 +224,11 @@ class TracedScalar:
     sinh, cosh, tanh = _unary(sympy.sinh), _unary(sympy.cosh), _unary(sympy.tanh)
 
 
+def substituted(formula: sympy.Expr, symbols: Iterable[sympy.Symbol], theta: Any) -> sympy.Expr:
+    """The formula with traced numbers in place of its symbols: the inverse of `trace`."""
+    return formula.xreplace({s: x._sympy_() for s, x in zip(symbols, theta, strict=True)})
+
+
 def trace(fn: Callable[..., Any], symbols: Sequence[sympy.Symbol], name: str) -> np.ndarray:
     """Call ``fn`` with symbols; an object array of SymPy expressions in the shape it returned."""
     theta = np.array([TracedScalar(s) for s in symbols], dtype=object)

@@ -16,8 +16,7 @@ import sympy
 
 from lossnav._base.files import plain
 from lossnav.equations import derive
-from lossnav.equations.line_breaks import inline
-from lossnav.equations.notation import mathml
+from lossnav.equations.notation import inline, mathml
 from lossnav.explorer import paths, requests
 from lossnav.explorer.beliefs import BELIEFS, UNCERTAINTY, beliefs, uncertainty
 from lossnav.explorer.landscapes import BOX, LANDSCAPES, picture, prepared

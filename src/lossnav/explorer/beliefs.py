@@ -24,7 +24,7 @@ from scipy.integrate import solve_ivp
 from lossnav._base.checks import FloatArray
 from lossnav._base.symbolic import compiled
 from lossnav.equations import EulerLagrange, derive
-from lossnav.equations.line_breaks import inline
+from lossnav.equations.notation import inline
 from lossnav.explorer.requests import Refused, Schema, number, read
 from lossnav.problem.belief import adaptive, weight_uncertainty
 from lossnav.problem.landscapes import Quadratic

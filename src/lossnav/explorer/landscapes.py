@@ -22,8 +22,8 @@ from lossnav._base.jets import PointJet
 from lossnav._base.symbolic import coordinates
 from lossnav.explorer.requests import Refused
 from lossnav.problem import landscapes
+from lossnav.problem.builtin import LOSSES
 from lossnav.problem.slices import GridLoss
-from lossnav.problem.toml_files import LOSSES
 from lossnav.solvers.plane.grid import lowest_first
 
 GRID = 81

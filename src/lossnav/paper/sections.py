@@ -32,8 +32,7 @@ import lossnav
 from lossnav._base.checks import FloatArray
 from lossnav._base.files import write_whole
 from lossnav.equations import derive
-from lossnav.equations.line_breaks import pieces
-from lossnav.equations.notation import mathml
+from lossnav.equations.notation import mathml, pieces
 from lossnav.paper import cache, figures
 from lossnav.paper.cache import Section
 from lossnav.paper.figures import PaperFigure, quadratic, training_panels

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -217,10 +218,8 @@ class Function(Loss):
     ) -> tuple[FloatArray, ...]:
         if not self.timed or t is None:
             return self.jet(theta, order)
-        dim = theta.shape[-1]
         parts = self._jet(np.concatenate([theta, np.asarray(t)[..., None]], axis=-1), order)
-        slopes = tuple(part[..., :dim] for part in parts[1:2])
-        return parts[:1] + slopes + tuple(part[..., :dim, :dim] for part in parts[2:])
+        return in_theta(parts, theta.shape[-1])
 
     def at(self, t: float) -> Loss:
         if not self.timed:
@@ -232,10 +231,9 @@ class Function(Loss):
 
     def _rewritten(self, symbols: Sequence[sympy.Symbol], formula: sympy.Expr) -> Function:
         """A loss with another formula in the same coordinates."""
+        from lossnav._base.symbolic import substituted
 
-        def fn(theta: Any) -> Any:
-            return formula.xreplace(dict(zip(symbols, (x._sympy_() for x in theta), strict=True)))
-
+        fn = functools.partial(substituted, formula, symbols)
         return Function(fn, self.names, constants=self.constants, positive=self.positive)
 
     def hessian_pattern(self, dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -274,20 +272,20 @@ class Expression(Function):
 
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         from lossnav._base.expressions import check_names, parse
-        from lossnav._base.symbolic import TIME, coordinates
+        from lossnav._base.symbolic import TIME, coordinates, substituted
 
         self.text = text
         variables = check_names(variables)
         symbols = coordinates(variables)
         formula = parse(text, {"t": TIME} | dict(zip(variables, symbols, strict=True)))
 
-        def substitute(theta: Sequence[Any]) -> sympy.Expr:
-            return formula.xreplace({s: x._sympy_() for s, x in zip(symbols, theta, strict=True)})
+        def loss(theta: Any) -> sympy.Expr:
+            return substituted(formula, symbols, theta)
 
-        def substitute_in_time(theta: Sequence[Any], t: Any) -> sympy.Expr:
-            return substitute(theta)  # the time is a symbol already
+        def timed_loss(theta: Any, t: Any) -> sympy.Expr:
+            return loss(theta)  # the time is a symbol already
 
-        super().__init__(substitute_in_time if formula.has(TIME) else substitute, variables)
+        super().__init__(timed_loss if formula.has(TIME) else loss, variables)
 
     def _summary(self) -> str:
         return f"{self.text!r:.70}, {_listed(self.names or ())}"
@@ -435,6 +433,12 @@ class MuellerBrown(Function):
             A * np.exp(a * (x - p) ** 2 + b * (x - p) * (y - q) + c * (y - q) ** 2)
             for A, a, b, c, p, q in wells
         )
+
+
+def in_theta(jet: tuple[FloatArray, ...], dim: int) -> tuple[FloatArray, ...]:
+    """A value and its derivatives, of which only those in the first ``dim`` arguments are kept."""
+    kept: tuple[Any, ...] = ..., np.s_[..., :dim], np.s_[..., :dim, :dim]
+    return tuple(part[place] for part, place in zip(jet, kept, strict=False))
 
 
 def _takes_time(fn: Callable[..., Any]) -> bool:

@@ -57,8 +57,8 @@ class Objective:
         >>> round(objective.J(t, stay), 6)  # 2.5 times the integral of exp(-2 t)
         1.080831
         >>> import lossnav as ln
-        >>> late = Objective(Quadratic([1.0]), k=0, terminal=Quadratic([3.0]))
-        >>> ln.solve(late, [1.0], horizon=2.0).end.round(6)  # 1/(1 + 3 T)
+        >>> at_end = Objective(Quadratic([1.0]), k=0, terminal=Quadratic([3.0]))
+        >>> ln.solve(at_end, [1.0], horizon=2.0).end.round(6)  # 1/(1 + 3 T)
         array([0.142857])
     """
 
@@ -97,7 +97,7 @@ class Objective:
         if self.discount is not None and self.gamma:
             raise ValueError("Give gamma or discount, not both: each is the whole of D(t).")
         if isinstance(self.discount, str):
-            object.__setattr__(self, "discount", _formula_of_time(self.discount))
+            object.__setattr__(self, "discount", formula_of_time(self.discount))
         if self.discount is not None and not callable(self.discount):
             raise TypeError(
                 f"The discount is a {type(self.discount).__name__}: pass a callable t -> D(t), or "
@@ -358,13 +358,13 @@ class Objective:
         return QuadraticForm(H, g, value, G, slope, c, center, **constants)
 
 
-def _formula_of_time(text: str) -> Callable[[Any], Any]:
+def formula_of_time(text: str) -> Callable[[Any], Any]:
     """A function of t from a formula as text."""
     from lossnav._base.expressions import parse
-    from lossnav._base.symbolic import TIME
+    from lossnav._base.symbolic import TIME, substituted
 
     formula = parse(text, {"t": TIME})
-    return lambda t: formula.xreplace({TIME: t._sympy_()})
+    return lambda t: substituted(formula, [TIME], [t])
 
 
 @dataclass(frozen=True)

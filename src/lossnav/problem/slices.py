@@ -39,6 +39,7 @@ FEWEST, MOST = 11, 301
 _DEGREE = 5
 _STATISTICS = ("running_mean", "running_var")
 """Buffers of normalization layers: floating point, but no weights."""
+_ORIGIN = np.zeros(2)
 _DENSE = 16
 """Weights up to which the whole Hessian is decomposed, as ARPACK needs room for its basis."""
 
@@ -70,20 +71,22 @@ class GridLoss(Loss):
     def __init__(
         self, x: ArrayLike, y: ArrayLike, values: ArrayLike, names: Sequence[str] = ("x", "y")
     ) -> None:
-        sides = [_nodes(name, nodes) for name, nodes in (("x", x), ("y", y))]
-        heights = checks.finite_array("values", values, ndim=2)
-        shape = tuple(len(nodes) for nodes in sides)
-        if heights.shape != shape:
+        self.x, self.y = _nodes("x", x), _nodes("y", y)
+        self.values = checks.finite_array("values", values, ndim=2)
+        shape = len(self.x), len(self.y)
+        if self.values.shape != shape:
             raise ValueError(
-                f"values has shape {heights.shape}, but the nodes of x and y make it {shape}."
+                f"values has shape {self.values.shape}, but the nodes of x and y make it {shape}."
             )
         self.names = coordinate_names(names)
         if len(self.names or ()) != 2:
             raise ValueError(f"names is {list(names)!r:.80}, but a grid has two coordinates.")
-        self.x, self.y, self.values = *sides, heights
-        self._sides = [_Side(nodes) for nodes in sides]
-        self._cells = _cells(sides, heights)
-        self._range = float(np.ptp(heights)) or 1.0
+        x_knots, along_x = _spline(self.x, self.values)  # (power of x, cell in x, M)
+        y_knots, along_y = _spline(self.y, np.moveaxis(along_x, -1, 0))
+        self._sides = _Side(self.x, x_knots), _Side(self.y, y_knots)
+        # Coefficients (cells in x, cells in y, power of x, power of y).
+        self._cells = np.ascontiguousarray(along_y.transpose(3, 1, 2, 0))
+        self._range = float(np.ptp(self.values)) or 1.0
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -114,12 +117,12 @@ class GridLoss(Loss):
 
 
 def _nodes(name: str, nodes: ArrayLike) -> FloatArray:
-    found = checks.finite_array(name, nodes, ndim=1)
-    if len(found) <= _DEGREE or (np.diff(found) <= 0).any():
+    checked = checks.finite_array(name, nodes, ndim=1)
+    if len(checked) <= _DEGREE or (np.diff(checked) <= 0).any():
         raise ValueError(
-            f"{name} has {len(found)} nodes, but there must be {_DEGREE + 1} or more, increasing."
+            f"{name} has {len(checked)} nodes, but there must be {_DEGREE + 1} or more, increasing."
         )
-    return found
+    return checked
 
 
 def _spline(nodes: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -133,19 +136,11 @@ def _spline(nodes: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArr
     return knots, np.stack(powers)
 
 
-def _cells(sides: Sequence[FloatArray], values: FloatArray) -> FloatArray:
-    """Coefficients ``(cells in x, cells in y, power of x, power of y)``."""
-    _, along_x = _spline(sides[0], values)  # (power of x, cell in x, M)
-    _, along_y = _spline(sides[1], np.moveaxis(along_x, -1, 0))
-    return np.ascontiguousarray(along_y.transpose(3, 1, 2, 0))
-
-
 class _Side:
     """One coordinate of a grid: the powers that the polynomials of a cell are made of."""
 
-    def __init__(self, nodes: FloatArray) -> None:
-        self.knots = _spline(nodes, np.zeros(len(nodes)))[0]
-        self.low, self.high = float(nodes[0]), float(nodes[-1])
+    def __init__(self, nodes: FloatArray, knots: FloatArray) -> None:
+        self.knots, self.low, self.high = knots, float(nodes[0]), float(nodes[-1])
         self.reach = float(min(nodes[1] - nodes[0], nodes[-1] - nodes[-2])) / 2
         self.steep = (4 / (self.high - self.low)) ** 3
         powers = np.arange(_DEGREE + 1.0)
@@ -234,17 +229,15 @@ def loss_slice(
     ``resolution`` x ``resolution`` points and joined by a smooth spline (`GridLoss`).
 
     Args:
-        fn: Maps a state dict to the loss, a tensor with one element. It is called as
-            ``fn(state)``; with ``torch.func.functional_call(model, state, inputs)`` any model
-            runs with the given weights. Use a fixed batch and a model in evaluation mode.
-        checkpoint: A state dict, or the path of a file with one, which is loaded with
-            ``weights_only=True``. A dict with a state dict under ``"model"``, ``"state_dict"`` or
-            ``"model_state_dict"`` will do as well.
+        fn: Maps a state dict to the loss, a tensor with one element, as in the example below. Use
+            a fixed batch and a model in evaluation mode.
+        checkpoint: A state dict, or a dict with one under ``"model"``, ``"state_dict"`` or
+            ``"model_state_dict"``; or the path of a file with either, which is loaded with
+            ``weights_only=True``.
         directions: ``"random"``: Gaussian directions, each filter (a row of a matrix, an output
-            channel of a convolution) scaled to the norm of the filter of the weights; biases and
-            normalization stay fixed. ``"hessian"``: the eigenvectors of the two largest
-            eigenvalues of the Hessian, of unit length, by Hessian-vector products. Or a pair of
-            dicts of tensors.
+            channel of a convolution) scaled to the norm of the weights' filter; biases and
+            normalization stay fixed. ``"hessian"``: unit eigenvectors of the two largest
+            eigenvalues of the Hessian. Or a pair of dicts of tensors.
         seed: Seed of the random directions, or of the start of the search for eigenvectors.
         extent: The slice is the square of alpha and beta from ``-extent`` to ``extent``.
         resolution: Nodes on each side, an odd number from 11 to 301.
@@ -282,7 +275,7 @@ def loss_slice(
     loaded = checkpoint if isinstance(checkpoint, Mapping) else _loaded(Path(checkpoint))
     center = _state(loaded, "The checkpoint" if loaded is checkpoint else str(checkpoint))
     with torch.no_grad():
-        first, again = (_value(fn, _moved(center, ({}, {}), np.zeros(2))) for _ in range(2))
+        first, again = (float(_result(fn, _moved(center))) for _ in range(2))
     if not math.isfinite(first):
         raise ValueError(f"The loss is {first} at the checkpoint itself, but it must be finite.")
     if abs(first - again) > 1e-6 * abs(first):
@@ -296,7 +289,7 @@ def loss_slice(
     values = np.empty(len(grid))
     with torch.no_grad():
         for i, point in enumerate(grid):
-            values[i] = _value(fn, _moved(center, chosen, point))
+            values[i] = float(_result(fn, _moved(center, chosen, point)))
             if progress is not None:
                 progress(i + 1, len(grid))
     bad = np.flatnonzero(~np.isfinite(values))
@@ -333,21 +326,17 @@ def _state(loaded: Any, what: str) -> dict[str, Any]:
     """The state dict in a checkpoint, detached."""
     import torch
 
-    found = loaded
+    content = f"a {type(loaded).__name__}"
+    state: Mapping[Any, Any] = {}
     if isinstance(loaded, Mapping):
-        found = next((loaded[k] for k in MODEL_KEYS if isinstance(loaded.get(k), Mapping)), loaded)
-    tensors = found.values() if isinstance(found, Mapping) else ()
-    if not any(torch.is_tensor(one) and one.is_floating_point() for one in tensors):
-        kind = f"keys {', '.join(map(str, found))}"[:80] if isinstance(found, Mapping) else ""
+        state = next((loaded[k] for k in MODEL_KEYS if isinstance(loaded.get(k), Mapping)), loaded)
+        content = f"keys {', '.join(map(str, state))}"[:80]
+    if not any(torch.is_tensor(one) and one.is_floating_point() for one in state.values()):
         raise ValueError(
-            f"{what} holds no weights but {kind or f'a {type(found).__name__}'}: it must be a "
-            f"state dict, or a dict with one under {', '.join(map(repr, MODEL_KEYS))}."
+            f"{what} holds no weights but {content}: it must be a state dict, or a dict with one "
+            f"under {', '.join(map(repr, MODEL_KEYS))}."
         )
-    return {str(k): v.detach() if torch.is_tensor(v) else v for k, v in found.items()}
-
-
-def _value(fn: Callable[[dict[str, Any]], Any], state: dict[str, Any]) -> float:
-    return float(_result(fn, state))
+    return {str(k): v.detach() if torch.is_tensor(v) else v for k, v in state.items()}
 
 
 def _result(fn: Callable[[dict[str, Any]], Any], state: dict[str, Any]) -> Any:
@@ -355,29 +344,28 @@ def _result(fn: Callable[[dict[str, Any]], Any], state: dict[str, Any]) -> Any:
     import torch
 
     try:
-        found = fn(state)
+        result = fn(state)
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise ValueError(
             f"The loss function failed on the state dict ({type(error).__name__}: {text})."
         ) from error
-    if torch.is_tensor(found) and found.numel() == 1 and not found.is_complex():
-        return found.reshape(())
-    if isinstance(found, int | float | np.number):
-        return found
-    kind = f"a {type(found).__name__}"
-    if torch.is_tensor(found):
-        kind = f"a tensor of shape {tuple(found.shape)} and type {found.dtype}"
+    if isinstance(result, int | float | np.number):
+        return result
+    kind = f"a {type(result).__name__}"
+    if torch.is_tensor(result):
+        if result.numel() == 1 and not result.is_complex():
+            return result.reshape(())
+        kind = f"a tensor of shape {tuple(result.shape)} and type {result.dtype}"
     raise ValueError(f"The loss function returned {kind}, but it must return one real number.")
 
 
 def _moved(
-    center: dict[str, Any], directions: tuple[State, State], point: FloatArray
+    center: dict[str, Any], directions: Sequence[State] = (), point: FloatArray = _ORIGIN
 ) -> dict[str, Any]:
     """The state dict at a point. Names that shared one tensor still do, as tied weights must."""
     import torch
 
-    a, b = map(float, point)
     made: dict[Any, Any] = {}
     state = {}
     for name, w in center.items():
@@ -385,7 +373,8 @@ def _moved(
             state[name] = w
             continue
         if _key(w) not in made:
-            parts = [c * d[name] for c, d in ((a, directions[0]), (b, directions[1])) if name in d]
+            pairs = zip(point.tolist(), directions, strict=False)
+            parts = [c * d[name] for c, d in pairs if name in d]
             made[_key(w)] = sum(parts, w) if parts else w.clone()
         state[name] = made[_key(w)]
     return state
@@ -426,12 +415,12 @@ def _weights(center: dict[str, Any]) -> dict[str, Any]:
     """The tensors that a direction may move, each once."""
     import torch
 
-    found: dict[Any, tuple[str, Any]] = {}
+    distinct: dict[Any, tuple[str, Any]] = {}
     for name, w in center.items():
         moves = torch.is_tensor(w) and w.is_floating_point() and w.numel() > 0
         if moves and not name.endswith(_STATISTICS):
-            found.setdefault(_key(w), (name, w))
-    return dict(found.values())
+            distinct.setdefault(_key(w), (name, w))
+    return dict(distinct.values())
 
 
 def _tied(direction: dict[str, Any], center: dict[str, Any]) -> dict[str, Any]:
@@ -474,7 +463,7 @@ def _leading(
     import torch
 
     named = {name: w.clone().requires_grad_() for name, w in weights.items()}
-    state = _moved(center, ({}, {}), np.zeros(2)) | _tied(named, center)
+    state = _moved(center) | _tied(named, center)
     with torch.enable_grad():
         loss = _result(fn, state)
         slopes: tuple[Any, ...] = ()
@@ -503,17 +492,15 @@ def _leading(
         parts = torch.autograd.grad(
             grads, places, split(v.reshape(-1)), retain_graph=True, allow_unused=True
         )
-        found = np.concatenate(
-            [
-                np.zeros(n) if part is None else part.detach().double().cpu().numpy().reshape(-1)
-                for n, part in zip(sizes, parts, strict=True)
-            ]
-        )
-        if not np.isfinite(found).all():
+        flat = [
+            np.zeros(n) if part is None else part.detach().double().cpu().numpy().reshape(-1)
+            for n, part in zip(sizes, parts, strict=True)
+        ]
+        if not all(np.isfinite(part).all() for part in flat):
             raise ValueError(
                 'A Hessian-vector product is NaN or infinite: use directions="random".'
             )
-        return found
+        return np.concatenate(flat)
 
     if total <= _DENSE:
         H = np.stack([product(v) for v in np.eye(total)])
@@ -526,16 +513,18 @@ def _leading(
             eigenvalues, vectors = eigsh(operator, k=2, which="LA", v0=start, tol=tol)
         except ArpackError as error:
             raise ValueError(
-                f"The leading eigenvectors of the Hessian were not found ({error}): use another "
-                'seed, or directions="random".'
+                f"The search for the leading eigenvectors of the Hessian failed ({error}): use "
+                'another seed, or directions="random".'
             ) from None
-    order = np.argsort(eigenvalues)[::-1][:2]
-    found = []
-    for v in vectors[:, order].T:
+
+    def direction(v: FloatArray) -> dict[str, Any]:
         v = v * np.sign(v[np.abs(v).argmax()])  # an eigenvector is known up to its sign
         parts = zip(used, split(v), strict=True)
-        found.append(_tied({name: d.detach() for (name, _), d in parts}, center))
-    return (found[0], found[1]), eigenvalues[order]
+        return _tied({name: d.detach() for (name, _), d in parts}, center)
+
+    order = np.argsort(eigenvalues)[::-1][:2]
+    first, second = vectors[:, order].T
+    return (direction(first), direction(second)), eigenvalues[order]
 
 
 def _dot(a: State, b: State) -> float:

@@ -1,8 +1,7 @@
 """Objective to Trajectory: the optimal path, exactly or to a known error (paper App. C, D)."""
 
 from lossnav.solvers.collocation import Collocation
-from lossnav.solvers.direct import Direct
-from lossnav.solvers.matrix_free import MatrixFree
+from lossnav.solvers.direct import Direct, MatrixFree
 from lossnav.solvers.method import Method, solve
 from lossnav.solvers.plane import Policy, policy
 from lossnav.solvers.receding import navigate

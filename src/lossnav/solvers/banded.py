@@ -21,6 +21,8 @@ from lossnav._base.checks import FloatArray
 _NARROW = 48
 """Up to this size of an element's matrix, one banded solve beats eliminating inner points first."""
 
+_INDEFINITE = "The matrix is not positive definite: J is not convex here."
+
 Pairs = tuple[np.ndarray, np.ndarray]
 
 
@@ -75,6 +77,13 @@ def solve_elements(blocks: Blocks, side: FloatArray, free: slice) -> FloatArray:
     return _condensed(blocks, side, free)
 
 
+def multiply_elements(blocks: Blocks, local: FloatArray) -> FloatArray:
+    """The product of each element's matrix with its points ``(E, p + 1, D)``, in that shape."""
+    if isinstance(blocks, SparseBlocks):
+        return blocks.times(local)
+    return (blocks @ local.reshape(*blocks.shape[:2], 1)).reshape(local.shape)
+
+
 @dataclass(frozen=True)
 class SparseBlocks:
     """The matrix of each element, where few pairs of coordinates are coupled.
@@ -104,17 +113,12 @@ class SparseBlocks:
         """The product with the points of each element ``(E, p + 1, D)``."""
         rows, cols = self.pairs
         beside = np.flatnonzero(rows != cols)
-        count = len(rows) + len(beside)
-        parts = np.concatenate(
-            [
-                np.einsum("keab,ebk->eak", self.entries, local[..., cols]),
-                np.einsum("keab,eak->ebk", self.entries[beside], local[..., rows[beside]]),
-            ],
-            axis=-1,
-        )
-        to = np.concatenate([rows, cols[beside]])
-        spread = sparse.csr_array((np.ones(count), (np.arange(count), to)), (count, self.dim))
-        return np.asarray(parts.reshape(-1, count) @ spread).reshape(local.shape)
+        own = np.einsum("keab,ebk->eak", self.entries, local[..., cols])
+        mirrored = np.einsum("keab,eak->ebk", self.entries[beside], local[..., rows[beside]])
+        product = np.zeros_like(local)
+        np.add.at(product.T, rows, own.T)
+        np.add.at(product.T, cols[beside], mirrored.T)
+        return product
 
     def solve(self, side: FloatArray, free: slice) -> FloatArray:
         """Solve for the free points; numbered coordinate by coordinate, the band is narrow."""
@@ -196,14 +200,14 @@ def _solve_band(columns: FloatArray, side: FloatArray) -> FloatArray:
     """Solve with a matrix given by the columns of its lower band, which is overwritten."""
     factor, failed = lapack.dpbtrf(columns.T, lower=1, overwrite_ab=1)
     if failed:
-        raise linalg.LinAlgError("The matrix is not positive definite: J is not convex here.")
+        raise linalg.LinAlgError(_INDEFINITE)
     return lapack.dpbtrs(factor, side, lower=1)[0]
 
 
 def _cholesky(matrix: FloatArray) -> FloatArray:
     factor, failed = lapack.dpotrf(matrix.T, lower=1, clean=0, overwrite_a=1)
     if failed:
-        raise linalg.LinAlgError("The matrix is not positive definite: J is not convex here.")
+        raise linalg.LinAlgError(_INDEFINITE)
     return factor
 
 

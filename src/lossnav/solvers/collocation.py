@@ -64,7 +64,7 @@ class Collocation(Method):
             )
 
     def solve(self, problem: PathProblem) -> Trajectory:
-        bvp = _boundary_problem(problem)
+        bvp = _BoundaryProblem.of(problem)
         best: Any = None
         status = Status.ITERATIONS
         try:
@@ -94,17 +94,6 @@ def _rank(solution: Any) -> tuple[bool, float]:
     return not solution.success, residual if math.isfinite(residual) else math.inf
 
 
-def _boundary_problem(problem: PathProblem) -> _BoundaryProblem:
-    system, theta0 = _System(problem.objective), problem.theta0
-    if math.isfinite(problem.horizon):
-        return _BoundaryProblem(system, theta0, problem.horizon, problem.end, None)
-    policy = _end_policy(problem.objective, theta0, problem.end)
-    slow = float(-linalg.eigvals(policy.K).real.max())
-    # The policy is wrong to second order in the remaining distance, and so is the path.
-    horizon = (math.log(1 / problem.tol) / 2 + 3) / slow
-    return _BoundaryProblem(system, theta0, horizon, policy.end, policy)
-
-
 class _System:
     """The derived equations as a flow of the states (theta, v)."""
 
@@ -113,7 +102,6 @@ class _System:
         from lossnav._base.symbolic import TIME
         from lossnav.equations import derive
 
-        self.objective = objective
         equations = derive(objective)
         self.dim = len(equations.coordinates)
         symbols = [*equations.coordinates, *equations.velocities, TIME]
@@ -178,11 +166,30 @@ def _end_policy(objective: Objective, theta0: FloatArray, end: FloatArray | None
 class _BoundaryProblem:
     """One boundary-value problem: start, horizon and the condition at the far end."""
 
+    objective: Objective
     system: _System
     theta0: FloatArray
     horizon: float
     end: FloatArray | None
-    policy: Feedback | None
+    policy: Feedback | None = None
+
+    @classmethod
+    def of(cls, problem: PathProblem) -> _BoundaryProblem:
+        objective, theta0 = problem.objective, problem.theta0
+        system = _System(objective)
+        if math.isfinite(problem.horizon):
+            return cls(objective, system, theta0, problem.horizon, problem.end)
+        policy = _end_policy(objective, theta0, problem.end)
+        slow = float(-linalg.eigvals(policy.K).real.max())
+        # The policy is wrong to second order in the remaining distance, and so is the path.
+        horizon = (math.log(1 / problem.tol) / 2 + 3) / slow
+        return cls(objective, system, theta0, horizon, policy.end, policy)
+
+    @property
+    def span(self) -> float:
+        """The part of the horizon where the discount is above rounding, exp(-30)."""
+        gamma = self.objective.gamma
+        return min(self.horizon, 30 / gamma) if gamma else self.horizon
 
     def guesses(self, nodes: int) -> Any:
         """First paths to try: the policy's, and the minimum of a sum over steps."""
@@ -191,10 +198,9 @@ class _BoundaryProblem:
             t = self.horizon * np.linspace(0, 1, nodes) ** 2
             theta = self.theta0 + self.policy.displacement(self.theta0, t)
             yield t, np.vstack([theta.T, self.policy.velocity(theta).T])
-        objective, gamma = self.system.objective, self.system.objective.gamma
         # Steps that the discount hides would not matter to the sum: they are left to the policy.
-        span = min(self.horizon, 30 / gamma) if self.policy is not None and gamma else self.horizon
-        plan = Discrete(objective, nodes - 1, span / (nodes - 1), "midpoint")
+        span = self.horizon if self.policy is None else self.span
+        plan = Discrete(self.objective, nodes - 1, span / (nodes - 1), "midpoint")
         points, _ = plan.minimise(self.theta0, self.end)
         theta = np.stack([np.interp(t, plan.t, x) for x in points.T])
         yield t, np.vstack([theta, np.gradient(theta, t, axis=1)])
@@ -232,7 +238,7 @@ class _BoundaryProblem:
 
     def _end_condition(self, last: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """The condition at the far end, and its slopes in the point and in the velocity."""
-        (theta, v), objective = np.split(last, 2), self.system.objective
+        (theta, v), objective = np.split(last, 2), self.objective
         unit, zero = np.eye(len(v)), np.zeros((len(v), len(v)))
         if self.policy is not None:
             return v - self.policy.velocity(theta), -self.policy.K, unit
@@ -253,53 +259,44 @@ class _BoundaryProblem:
         """Whether J is convex around the path, on a fine grid of times."""
         if not np.isfinite(solution.y).all():
             return False
-        objective, gamma = self.system.objective, self.system.objective.gamma
-        # Beyond 30/gamma the discount is below rounding.
-        span = min(self.horizon, 30 / gamma) if gamma else self.horizon
-        steps = 400
-        plan = Discrete(objective, steps, span / steps, "midpoint")
-        fixed = self.policy is not None or self.end is not None
-        blocks = plan.jet(solution.sol(plan.t)[: self.system.dim].T, 2)[2]
-        scale = 1 / np.sqrt(objective.discount_at(plan.t))
-        pairs = np.repeat(np.stack([scale[:-1], scale[1:]], 1), self.system.dim, axis=1)
+        steps, dim = 400, self.system.dim
+        plan = Discrete(self.objective, steps, self.span / steps, "midpoint")
+        blocks = plan.jet(solution.sol(plan.t)[:dim].T, 2)[2]
+        scale = 1 / np.sqrt(self.objective.discount_at(plan.t))
+        pairs = np.repeat(np.stack([scale[:-1], scale[1:]], 1), dim, axis=1)
         blocks = blocks * pairs[:, :, None] * pairs[:, None, :]
+        fixed = self.policy is not None or self.end is not None
         try:
-            side = np.ones((steps + 1, self.system.dim))
-            solve_elements(blocks, side, slice(1, -1 if fixed else None))
+            solve_elements(blocks, np.ones((steps + 1, dim)), slice(1, -1 if fixed else None))
         except linalg.LinAlgError:
             return False
         return True
 
     def trajectory(self, solution: Any, status: Status, tol: float) -> Trajectory:
-        dim, policy = self.system.dim, self.policy
+        objective, dim, policy = self.objective, self.system.dim, self.policy
         theta, velocity = solution.y[:dim].T, solution.y[dim:].T
         last = theta[-1]
         later = None if policy is None else lambda t: last + policy.displacement(last, t)
+        rest = 0.0 if policy is None else policy.rest
+        J = path_cost(
+            objective, solution.x, lambda t: tuple(np.split(solution.sol(t).T, 2, axis=1)), rest, 5
+        )
+        if policy is not None:
+            J += float(objective.discount_at(self.horizon) * policy.value(last))
         return Trajectory.along(
-            self.system.objective,
+            self.objective,
             solution.x,
             theta,
             velocity,
-            J=self._cost(solution),
+            J=J + float(sum(objective.terminal_jet(last, self.horizon, 0))),
             status=status,
             error=self._error(solution, tol),
             end=last if policy is None else policy.end,
-            rest=0.0 if policy is None else policy.rest,
+            rest=rest,
             interpolate=within(
                 self.horizon, lambda t: np.moveaxis(solution.sol(t)[:dim], 0, -1), later
             ),
         )
-
-    def _cost(self, solution: Any) -> float:
-        objective, dim, policy = self.system.objective, self.system.dim, self.policy
-        rest = 0.0 if policy is None else policy.rest
-        total = path_cost(
-            objective, solution.x, lambda t: tuple(np.split(solution.sol(t).T, 2, axis=1)), rest, 5
-        )
-        last = solution.y[:dim, -1]
-        if policy is not None:
-            total += float(objective.discount_at(self.horizon) * policy.value(last))
-        return total + float(sum(objective.terminal_jet(last, self.horizon, 0)))
 
     def _error(self, solution: Any, tol: float) -> float:
         dim = self.system.dim

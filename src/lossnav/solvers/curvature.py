@@ -138,8 +138,8 @@ def horizon_gain(h: Array, *, eta: float, k: float, gamma: float, dt: Any, left:
         t = dt * float(node + 1) / 2
         total = total + dt * float(weight / 2) * xp.exp(-rate * t) * effective_time(2 * s, left - t)
     fast = s + gamma / 2
-    late = xp.exp(fast * dt - 2 * s * left) * effective_time(fast, dt)
-    closed = (effective_time(rate, dt) - late) / xp.where(short, xp.ones_like(s), 2 * s)
+    end = xp.exp(fast * dt - 2 * s * left) * effective_time(fast, dt)
+    closed = (effective_time(rate, dt) - end) / xp.where(short, xp.ones_like(s), 2 * s)
     whole = 1 - rate * effective_time(2 * s, left)
     return eta * k * xp.where(short, total, closed) / whole
 
@@ -255,8 +255,8 @@ class Dense(Curvature):
 class Lanczos(Curvature):
     """Curvature known only through Hessian-vector products, for any number of coordinates.
 
-    ``fn(H) g`` is evaluated in the Krylov space of g, with full re-orthogonalisation, until two
-    results four products apart agree to ``tol``. Memory: ``steps`` vectors.
+    ``fn(H) g`` is evaluated in the Krylov space of g, with full re-orthogonalisation, until the
+    results of n and of n + 4 products agree to ``tol``. Memory: ``steps`` vectors.
 
     Args:
         product: Maps v to H v, both in the shape of the gradient.

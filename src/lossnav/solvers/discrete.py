@@ -26,7 +26,7 @@ from lossnav._base.checks import FloatArray
 from lossnav.problem.objective import Objective
 from lossnav.problem.running_cost import dips, is_plain, running_jet
 from lossnav.solvers.banded import Band, Lift, solve_elements
-from lossnav.solvers.ritz.mesh import Mesh, element_jets
+from lossnav.solvers.ritz.mesh import Mesh, add_at_end, element_jets
 from lossnav.solvers.trajectory import Status
 
 
@@ -75,8 +75,8 @@ class Discrete:
         objective: What the learner assumes.
         steps: K.
         dt: Time of one step. With ``dt = 1`` this is the paper's sum over steps.
-        rule: ``"left"`` takes the cost at the start of each step, as the paper does (first order in
-            dt); ``"midpoint"`` takes it in the middle (second order).
+        rule: Where the cost of a step is evaluated: ``"left"``, at its start, as in the paper
+            (first order in dt), or ``"midpoint"`` (second order).
 
     Examples:
         >>> from lossnav.problem.landscapes import Quadratic
@@ -128,7 +128,10 @@ class Discrete:
         points = self.line(start, None if end is None else checks.point("end", end, len(start)))
         if guess is not None:
             points[1:-1] = checks.finite_array("guess", guess, ndim=2)[1:-1]
-        result = self.system(len(start), end is None).minimise(points, iterations)
+        # Newton's equations; the Hessian stays sparse without drift, with a constant metric.
+        system = _SparseNewton if is_plain(self.objective) else NewtonSystem
+        free = slice(1, self.steps + (end is None))
+        result = system(self, len(start), free).minimise(points, iterations)
         return result.points, result.J
 
     def line(self, start: FloatArray, end: FloatArray | None) -> FloatArray:
@@ -136,17 +139,12 @@ class Discrete:
         share = np.linspace(0, 1, self.steps + 1)[:, None]
         return start + share * ((start if end is None else end) - start)
 
-    def system(self, dim: int, is_free: bool) -> NewtonSystem:
-        """Newton's equations for paths from a fixed start to a free or a fixed end."""
-        free = slice(1, self.steps + int(is_free))
-        return (_SparseNewton if is_plain(self.objective) else NewtonSystem)(self, dim, free)
-
     def jet(self, points: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
         """J, its gradient ``(K+1, D)`` and each step's Hessian ``(K, 2D, 2D)``, up to ``order``."""
         if order == 1 and is_plain(self.objective):
             return self._plain_jet(points, self.objective.loss.jet(self._sampled(points), 1))
         local = self._mesh.local(points)
-        value, slope = np.array([[1 - self.late, self.late]]), np.array([[-1.0, 1.0]])
+        value, slope = np.array([[1 - self.offset, self.offset]]), np.array([[-1.0, 1.0]])
         jets = running_jet(
             self.objective, value @ local, slope @ local / self.dt, order, self._times[:, None]
         )
@@ -155,14 +153,7 @@ class Discrete:
         if order >= 1:
             results[1] = self._mesh.gather(results[1])
         after = self.objective.terminal_jet(points[-1], self.steps * self.dt, order)
-        dim = points.shape[1]
-        for part, more in zip(results, after, strict=False):
-            if part.ndim == 0:
-                part += more
-            elif part.ndim == 2:
-                part[-1] += more
-            else:
-                part[-1, -dim:, -dim:] += more
+        add_at_end(results, after, points.shape[1])
         return tuple(results)
 
     def _plain_jet(
@@ -173,26 +164,21 @@ class Discrete:
         momentum = self._kinetic * (step if metric is None else step @ metric(points[0]))
         cost = np.asarray(np.vdot(step, momentum) / 2 + np.vdot(self._potential, loss[0]))
         loss_slope, slope = self._potential * loss[1], np.zeros_like(points)
-        slope[:-1] = (1 - self.late) * loss_slope - momentum
-        slope[1:] += self.late * loss_slope + momentum
+        slope[:-1] = (1 - self.offset) * loss_slope - momentum
+        slope[1:] += self.offset * loss_slope + momentum
         return cost, slope
 
     def _sampled(self, points: FloatArray) -> FloatArray:
         """The points where the cost of each step is evaluated ``(K, D)``."""
-        return points[:-1] + self.late * np.diff(points, axis=0) if self.late else points[:-1]
-
-    def _dip(self, points: FloatArray) -> float:
-        """Minus the most negative curvature of the running cost on the path, or zero."""
-        velocity = np.diff(points, axis=0) / self.dt
-        return float(dips(self.objective, self._sampled(points), velocity, self._times).max())
+        return points[:-1] + self.offset * np.diff(points, axis=0) if self.offset else points[:-1]
 
     @cached_property
     def _mesh(self) -> Mesh:
         return Mesh(self.t, 1)
 
     @cached_property
-    def late(self) -> float:
-        """Weight of a step's end in the point where its cost is evaluated."""
+    def offset(self) -> float:
+        """Fraction of a step at which its cost is evaluated."""
         return 0.0 if self.rule == "left" else 0.5
 
     @cached_property
@@ -203,7 +189,7 @@ class Discrete:
     @cached_property
     def _times(self) -> FloatArray:
         """Times at which the cost of each step is evaluated ``(K,)``."""
-        return self.t[:-1] + self.late * self.dt
+        return self.t[:-1] + self.offset * self.dt
 
     @cached_property
     def _potential(self) -> FloatArray:
@@ -235,8 +221,8 @@ class NewtonSystem:
 
     def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
         """Solve with the Hessian, with the curvature ``shift`` added to the loss."""
-        late, dim = self.plan.late, side.shape[1]
-        ends = np.kron(np.outer([1 - late, late], [1 - late, late]), np.eye(dim))
+        value = [1 - self.plan.offset, self.plan.offset]
+        ends = np.kron(np.outer(value, value), np.eye(side.shape[1]))
         return self.solve_dense(hessian + shift * self.plan.weight[:, None, None] * ends, side)
 
     def solve_dense(self, blocks: FloatArray, side: FloatArray) -> FloatArray:
@@ -246,9 +232,13 @@ class NewtonSystem:
 
     def step(self, points: FloatArray, hessian: FloatArray, side: FloatArray) -> FloatArray:
         """Newton's step, with curvature added to the loss where J is not convex."""
-        step = self.lift.solve(
-            lambda amount: self.solve(hessian, side, amount), lambda: self.plan._dip(points)
-        )
+        plan = self.plan
+
+        def dip() -> float:
+            velocity = np.diff(points, axis=0) / plan.dt
+            return float(dips(plan.objective, plan._sampled(points), velocity, plan._times).max())
+
+        step = self.lift.solve(lambda amount: self.solve(hessian, side, amount), dip)
         if step is None:
             raise linalg.LinAlgError("The Hessian of J is not finite.")
         return step
@@ -331,7 +321,7 @@ class _SparseNewton(NewtonSystem):
         number = np.empty((dim, dim), dtype=int)
         number[rows, cols] = np.arange(len(rows))
         self.at = number[places]
-        i, j = np.nonzero(mask | mask.T if plan.late else G)
+        i, j = np.nonzero(mask | mask.T if plan.offset else G)
         self.at_link = number[np.minimum(i, j), np.maximum(i, j)]
         stiffness = plan._kinetic * G[rows, cols]
         self.own = np.zeros((plan.steps + 1, len(rows)))
@@ -346,16 +336,16 @@ class _SparseNewton(NewtonSystem):
         return *self.plan._plain_jet(points, tuple(loss)), curvature
 
     def solve(self, hessian: FloatArray, side: FloatArray, shift: float) -> FloatArray:
-        objective, late = self.plan.objective, self.plan.late
+        objective, offset = self.plan.objective, self.plan.offset
         curvature = np.zeros((self.plan.steps, self.own.shape[1]))
         curvature[:, self.at] = hessian
         if shift:
             curvature += shift / objective.k * self.diagonal
         curvature *= self.plan._potential
         own, link = self.own.copy(), self.link
-        own[:-1] += (1 - late) ** 2 * curvature
-        if late:
-            own[1:] += late**2 * curvature
+        own[:-1] += (1 - offset) ** 2 * curvature
+        if offset:
+            own[1:] += offset**2 * curvature
             inner = curvature[self.free.start : self.free.stop - 1]
-            link = link + (1 - late) * late * inner[:, self.at_link]
+            link = link + (1 - offset) * offset * inner[:, self.at_link]
         return self.band.solve(own[self.free], link, side)

@@ -106,8 +106,7 @@ class Policy:
         points = checks.finite_array("theta", theta)
         if points.ndim == 0 or points.shape[-1] != 2:
             raise ValueError(f"theta has shape {points.shape}, but its last axis must hold 2.")
-        names = self.objective.names or ("x", "y")
-        for axis, (grid, name) in enumerate(zip((self.x, self.y), names, strict=True)):
+        for axis, (grid, name) in enumerate(zip((self.x, self.y), self._names, strict=True)):
             slack = 1e-9 * (grid[-1] - grid[0])
             outside = (points[..., axis] < grid[0] - slack) | (points[..., axis] > grid[-1] + slack)
             if outside.any():
@@ -128,6 +127,10 @@ class Policy:
         push = self.objective.drift_at(self._nodes) - self.velocity
         slope = np.einsum("...ij,...j->...i", self.objective.metric_at(self._nodes), push)
         return slope / self.objective.eta
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.objective.names or ("x", "y")
 
     @property
     def _step(self) -> FloatArray:
@@ -201,15 +204,15 @@ class Policy:
             if gaps[nearest] <= 0.5 and self.basin[self._node(here)] == nearest:
                 end = self.minima[nearest]
                 break
-            slow = self._interpolated(here[None])[1][0]
-            pace = float(np.abs(slow / step).max())
-            if pace <= 1e-12 * float(np.abs(self.velocity / step).max()):
+            velocity = self._interpolated(here[None])[1][0]
+            cells_per_time = float(np.abs(velocity / step).max())
+            if cells_per_time <= 1e-12 * float(np.abs(self.velocity / step).max()):
                 break
-            dt = 0.5 / pace
-            middle = np.clip(here + dt / 2 * slow, low, high)
-            fast = self._interpolated(middle[None])[1][0]
+            dt = 0.5 / cells_per_time
+            middle = np.clip(here + dt / 2 * velocity, low, high)
+            velocity = self._interpolated(middle[None])[1][0]
             times.append(times[-1] + dt)
-            points.append(np.clip(here + dt * fast, low, high))
+            points.append(np.clip(here + dt * velocity, low, high))
         return np.array(times), np.array(points), end
 
     def polish(self, theta0: ArrayLike, tol: float = 1e-10) -> Trajectory:
@@ -223,7 +226,7 @@ class Policy:
             tol: Relative accuracy to reach.
 
         Raises:
-            ValueError: The path costs more than the policy's: two ways are equally good.
+            ValueError: The path costs more than the policy's: two paths are equally good.
         """
         traced = self.trace(theta0)
         method: Method | None = None
@@ -274,10 +277,7 @@ class Policy:
         ax.quiver(*points.T, *(arrows / length).T, angles="xy", width=0.003, color="0.25")
         ax.plot(*self.watershed().T, ".", color="tab:orange", markersize=3)
         ax.plot(*self.minima.T, "*", color="tab:red", markersize=12)
-        names = self.objective.names or ("x", "y")
-        ax.set_xlabel(names[0])
-        ax.set_ylabel(names[1])
-        ax.set_title("value and optimal velocity")
+        ax.set(xlabel=self._names[0], ylabel=self._names[1], title="value and optimal velocity")
         return ax
 
     def _summary(self) -> dict[str, str]:

@@ -127,12 +127,11 @@ def _neighbours(n: int, offsets: IntArray, far: int) -> IntArray:
     N = n * n
     i, j = np.divmod(np.arange(N), n)
     near = np.full((N, 2 * offsets.shape[1]), N, dtype=np.int32)
-    for way in range(offsets.shape[1]):
-        across, along = far * offsets[:, way, 0], far * offsets[:, way, 1]
-        for side, sign in enumerate((1, -1)):
-            to_i, to_j = i + sign * across, j + sign * along
-            inside = (to_i >= 0) & (to_i < n) & (to_j >= 0) & (to_j < n)
-            near[:, 2 * way + side] = np.where(inside, to_i * n + to_j, N)
+    for column in range(near.shape[1]):
+        steps = far * (1 - 2 * (column % 2)) * offsets[:, column // 2]
+        to_i, to_j = i + steps[:, 0], j + steps[:, 1]
+        inside = (to_i >= 0) & (to_i < n) & (to_j >= 0) & (to_j < n)
+        near[:, column] = np.where(inside, to_i * n + to_j, N)
     if offsets.shape[1] == 3:
         near[~offsets[:, 2].any(axis=1), 4:] = N
     return near
@@ -170,15 +169,14 @@ def _shift(near: IntArray, offsets: IntArray, push: FloatArray | None) -> FloatA
     if push is not None:
         for column in range(near.shape[1]):
             there = np.minimum(near[:, column], len(push) - 1)
-            shift[:, column] = (
-                along(push, offsets, column) + along(push[there], offsets, column)
-            ) / 2
+            both = along(push, offsets, column) + along(push[there], offsets, column)
+            shift[:, column] = both / 2
     return shift
 
 
 def along(push: FloatArray, offsets: IntArray, column: int) -> FloatArray:
-    way = offsets[:, column // 2]
-    return (1 - 2 * (column % 2)) * (push[:, 0] * way[:, 0] + push[:, 1] * way[:, 1])
+    step = offsets[:, column // 2]
+    return (1 - 2 * (column % 2)) * (push[:, 0] * step[:, 0] + push[:, 1] * step[:, 1])
 
 
 class RestPoint(NamedTuple):
@@ -239,7 +237,7 @@ def rest_points(objective: Objective, grid: Grid) -> list[RestPoint]:
 
 
 def lowest_first(costs: ArrayLike, points: FloatArray, around: FloatArray) -> list[int]:
-    """The order of points by cost, and by place where only rounding tells their costs apart.
+    """The order of points by cost, and by place where costs differ by rounding only.
 
     Costs are compared to nine digits of how far the median of the costs ``around`` is above the
     lowest.

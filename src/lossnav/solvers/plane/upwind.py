@@ -121,7 +121,7 @@ def _next_steps(
     N, count = len(W) - 1, grid.offsets.shape[1]
     m = W[grid.near] - shift2
     rate, parent = np.zeros((N, count)), np.empty((N, count), dtype=np.int64)
-    way = np.zeros((N, 2))
+    velocity = np.zeros((N, 2))
     nodes = np.flatnonzero(grid.fan)
     if len(nodes):
         fan_rates, fan_sides = np.zeros((len(nodes), 2)), np.zeros((len(nodes), 2), dtype=np.int64)
@@ -130,16 +130,16 @@ def _next_steps(
     for column in range(count):
         behind = m[:, 2 * column + 1] < m[:, 2 * column]
         least = np.where(behind, m[:, 2 * column + 1], m[:, 2 * column])
-        pace = grid.rho[:, column] * np.maximum(W[:N] - least, 0.0)
+        speed = grid.rho[:, column] * np.maximum(W[:N] - least, 0.0)
         if len(nodes):
-            pace[nodes] = fan_rates[:, column] if column < 2 else 0.0
+            speed[nodes] = fan_rates[:, column] if column < 2 else 0.0
             behind[nodes] = fan_sides[:, min(column, 1)]
-        way += (pace * (1 - 2 * behind))[:, None] * grid.offsets[:, column]
+        velocity += (speed * (1 - 2 * behind))[:, None] * grid.offsets[:, column]
         ahead, back = shift[:, 2 * column], shift[:, 2 * column + 1]
-        rate[:, column] = np.where(np.where(behind, back, ahead) > -np.inf, pace, 0.0)
+        rate[:, column] = np.where(np.where(behind, back, ahead) > -np.inf, speed, 0.0)
         parent[:, column] = np.where(behind, grid.near[:, 2 * column + 1], grid.near[:, 2 * column])
     total = rate.sum(axis=1)
-    return way, parent, rate / np.where(total > 0, total, 1.0)[:, None]
+    return velocity, parent, rate / np.where(total > 0, total, 1.0)[:, None]
 
 
 def basins(level: Level, n: int) -> IntArray:

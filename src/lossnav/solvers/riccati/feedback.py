@@ -350,9 +350,11 @@ class Unbounded(ValueError):
 def _needed_discount(form: QuadraticForm) -> float:
     """The least gamma that bounds J, by bisection."""
 
+    scaled = scale(form)
+
     def bounded(gamma: float) -> bool:
-        A = scale(form).F - gamma / 2 * np.eye(len(form.J))
-        return stabilising(A, scale(form).H) is not None
+        A = scaled.F - gamma / 2 * np.eye(len(form.J))
+        return stabilising(A, scaled.H) is not None
 
     low, high = form.gamma, max(form.gamma, 1e-3)
     while not bounded(high) and high < 1e12:

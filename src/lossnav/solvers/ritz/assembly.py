@@ -20,7 +20,7 @@ from lossnav.problem.objective import Objective
 from lossnav.problem.running_cost import dips, is_extended, lowest, running_jet
 from lossnav.solvers.banded import Blocks, Pairs, SparseBlocks, reach
 from lossnav.solvers.ritz.ends import End, KineticTerms, kinetic_terms
-from lossnav.solvers.ritz.mesh import Mesh, element_jets, pair_products
+from lossnav.solvers.ritz.mesh import Mesh, add_at_end, element_jets, pair_products
 
 _MANY = 32
 """With fewer coordinates, full blocks are as fast."""
@@ -155,7 +155,7 @@ class Assembly(abc.ABC):
         """The Hessians with the curvature ``amount`` added to the loss; unchanged for zero.
 
         ``amount`` may differ between elements ``(E,)``.
-        No element gets more than makes it convex: a late stretch that the discount hides may have a
+        No element gets more than makes it convex: a stretch that the discount hides may have a
         large negative curvature, which must not slow down the rest.
         """
         if not np.any(amount):
@@ -193,10 +193,10 @@ class Assembly(abc.ABC):
         at = last + functional.base
         return functional.objective.terminal_jet(at, self.mesh.edges[-1], order)
 
-    def beyond(self, last: FloatArray) -> tuple[Any, ...] | None:
-        """The cost of the end or beyond the mesh, with derivatives in the last move."""
+    def beyond(self, last: FloatArray) -> tuple[Any, ...]:
+        """The cost of the end or beyond the mesh, with derivatives in the last move, if any."""
         if self.functional.end is None:
-            return self._terminal(last, 2) or None
+            return self._terminal(last, 2)
         policy, D = self.functional.end.policy, self.last_discount
         x = last + (self.functional.base - policy.center)
         bent = policy.P @ x
@@ -277,7 +277,7 @@ class AffineAssembly(Assembly):
         terms = objective.k * loss[0] - self.functional.rest
         J = np.asarray(np.vdot(v, momentum) / 2 + np.vdot(weight, terms))
         after = self.beyond(moves[-1])
-        if after is not None:
+        if after:
             J = J + after[0]
         if order == 0:
             return (J,)
@@ -287,7 +287,7 @@ class AffineAssembly(Assembly):
         both = np.empty((count, 2, n, dim))
         both[:, 0], both[:, 1] = loss_slope.reshape(count, n, dim), momentum.reshape(count, n, dim)
         gradient = self.mesh.gather(self.maps.swapaxes(1, 2) @ both.reshape(count, 2 * n, dim))
-        if after is not None:
+        if after:
             gradient[-1] += after[1]
         if order == 1:
             return J, gradient
@@ -364,11 +364,5 @@ class GeneralAssembly(Assembly):
         results = element_jets(ref.value, ref.slope, self.mesh.widths, self.weight, jets)
         if order >= 1:
             results[1] = self.mesh.gather(results[1])
-        after = self.beyond(moves[-1])
-        if after is not None:
-            results[0] = results[0] + after[0]
-            if order >= 1:
-                results[1][-1] += after[1]
-            if order >= 2:
-                results[2][-1, -dim:, -dim:] += after[2]
+        add_at_end(results, self.beyond(moves[-1]), dim)
         return tuple(results)

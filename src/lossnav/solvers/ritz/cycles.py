@@ -47,7 +47,7 @@ def check_no_cycle(objective: Objective, rest: float, places: Sequence[FloatArra
         return
     best = _best_circle(objective, places)
     cost = best.cost
-    if cost > rest - slack:
+    if rest - slack < cost < math.inf:
         cost = min(cost, _deformed_cost(objective, best))
     if cost < rest - slack:
         raise ValueError(
@@ -58,31 +58,45 @@ def check_no_cycle(objective: Objective, rest: float, places: Sequence[FloatArra
 
 
 def circling_path(
-    objective: Objective, theta0: FloatArray, end: FloatArray | None, t: FloatArray, pace: float
+    objective: Objective, theta0: FloatArray, end: FloatArray | None, t: FloatArray, fast: float
 ) -> FloatArray | None:
-    """A path that follows the cheapest circle; None where the drift is a gradient."""
+    """A path that follows the cheapest circle, joined to its ends at the rate ``fast``.
+
+    None where the drift is a gradient.
+    """
     last = theta0 if end is None else end
     if objective.loss.timed or not _may_circle(objective, [theta0, last]):
         return None
     cycle = _best_circle(objective, [theta0, last])
     if not math.isfinite(cycle.cost):
         return None
-    angle = np.mod(cycle.speed * t, 2 * np.pi)
-    ring = np.concatenate([cycle.points, cycle.points[:1]])
-    at = angle / (2 * np.pi) * (len(ring) - 1)
-    circle = np.stack([np.interp(at, np.arange(len(ring)), x) for x in ring.T], axis=1)
-    path = circle + np.exp(-pace * t)[:, None] * (theta0 - circle[0])
+    turns = np.mod(cycle.speed * t, 2 * np.pi) / (2 * np.pi)
+    circle = _along(np.concatenate([cycle.points, cycle.points[:1]]), turns)
+    path = circle + np.exp(-fast * t)[:, None] * (theta0 - circle[0])
     if end is not None:
-        path += np.exp(-pace * (t[-1] - t))[:, None] * (end - circle[-1])
+        path += np.exp(-fast * (t[-1] - t))[:, None] * (end - circle[-1])
         path[-1] = end
     path[0] = theta0
     return path
 
 
+def _along(points: FloatArray, share: FloatArray) -> FloatArray:
+    """The points at some shares, from 0 to 1, of the polygon through ``points``."""
+    at = share * (len(points) - 1)
+    return np.stack([np.interp(at, np.arange(len(points)), x) for x in points.T], axis=1)
+
+
 def _may_circle(objective: Objective, places: Sequence[FloatArray]) -> bool:
-    return (
-        objective.drift is not None and len(places[0]) > 1 and not _is_gradient(objective, places)
-    )
+    """Whether G f is no gradient; if it is one, no closed curve gains from the drift."""
+    dim = len(places[0])
+    if objective.drift is None or dim == 1:
+        return False
+    rng = np.random.default_rng(0)
+    points = np.concatenate([places, places[0] + rng.normal(size=(8, dim))])
+    with np.errstate(all="ignore"):
+        mixed = running_jet(objective, points, np.zeros_like(points))[2][:, dim:, :dim]
+    curl = np.abs(mixed - mixed.swapaxes(1, 2))
+    return float(np.nanmax(curl)) > 1e-10 * float(np.nanmax(np.abs(mixed)))
 
 
 def _best_circle(objective: Objective, places: Sequence[FloatArray]) -> Cycle:
@@ -124,26 +138,11 @@ def _cheapest(
     return Cycle(float(cost[n]), center, points[n], float(speed[n])), float(radii[n])
 
 
-def _is_gradient(objective: Objective, places: Sequence[FloatArray]) -> bool:
-    """Whether G f is a gradient: then no closed curve gains from the drift."""
-    dim = len(places[0])
-    rng = np.random.default_rng(0)
-    points = np.concatenate([places, places[0] + rng.normal(size=(8, dim))])
-    with np.errstate(all="ignore"):
-        mixed = running_jet(objective, points, np.zeros_like(points))[2][:, dim:, :dim]
-    curl = np.abs(mixed - mixed.swapaxes(1, 2))
-    return not float(np.nanmax(curl)) > 1e-10 * float(np.nanmax(np.abs(mixed)))
-
-
 def _deformed_cost(objective: Objective, cycle: Cycle) -> float:
     """The cost per unit of time of the cheapest curve near two turns of the circle."""
-    if not math.isfinite(cycle.cost):
-        return math.inf
     time = 4 * np.pi / abs(cycle.speed)
     mesh = Mesh(np.linspace(0, time, 33), 4)
-    turns = cycle.points if cycle.speed > 0 else np.roll(cycle.points[::-1], 1, axis=0)
-    closed = np.concatenate([turns, turns, turns[:1]])
-    at = mesh.t / time * (len(closed) - 1)
-    path = np.stack([np.interp(at, np.arange(len(closed)), x) for x in closed.T], axis=1)
+    turn = cycle.points if cycle.speed > 0 else np.roll(cycle.points[::-1], 1, axis=0)
+    path = _along(np.concatenate([turn, turn, turn[:1]]), mesh.t / time)
     functional = Functional(objective, path[0], stop=path[-1])
     return minimise(functional, mesh, path, 50, 1e-6).J / time

@@ -8,14 +8,15 @@ the whole future.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.geometry import ConstantMetric
+from lossnav.problem.landscapes import in_theta
 from lossnav.problem.objective import Objective, QuadraticForm
 from lossnav.problem.running_cost import running_jet
 from lossnav.solvers.riccati.feedback import Feedback, Unbounded, feedback, norm, solved
@@ -26,7 +27,9 @@ _SAMPLES = 400
 """Random points around the start, at each scale; descents begin at the lowest."""
 _MIN_DRIFT_STEP = 0.03
 """The smallest fraction of the drift to add in one step."""
+_MAX_MINIMA = 12
 _CACHE_SIZE = 64
+T = TypeVar("T")
 PointsJet = Callable[[FloatArray, int], tuple[FloatArray, ...]]
 """A function of points ``(N, D)`` and an order: value, gradient and Hessian up to that order."""
 Condition = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
@@ -62,19 +65,9 @@ def quadratic_around(objective: Objective, theta: FloatArray) -> QuadraticForm:
     np.linalg.cholesky(G)  # fails where the metric is not positive definite
     flow = -solved(G, np.column_stack([C, by_v]))
     F, c = flow[:, :dim], flow[:, dim]
-    H = A + C.T @ F
-    return QuadraticForm(
-        H=(H + H.T) / 2,
-        g=by_theta + C.T @ c,
-        value=float(value + by_v @ c / 2),
-        G=G,
-        J=F,
-        c=c,
-        center=theta,
-        eta=1.0,
-        k=1.0,
-        gamma=objective.gamma,
-    )
+    H, g, constant = A + C.T @ F, by_theta + C.T @ c, float(value + by_v @ c / 2)
+    units = {"eta": 1.0, "k": 1.0, "gamma": objective.gamma}
+    return QuadraticForm((H + H.T) / 2, g, constant, G, J=F, c=c, center=theta, **units)
 
 
 class KineticTerms(NamedTuple):
@@ -90,11 +83,10 @@ def kinetic_terms(objective: Objective, theta: FloatArray) -> KineticTerms | Non
     dim = len(theta)
     if not isinstance(objective.metric, ConstantMetric | None):
         return None
-    G = np.eye(dim) if objective.metric is None else objective.metric(theta)
-    if objective.drift is None:
-        return KineticTerms(G / objective.eta, np.zeros((dim, dim)), np.zeros(dim))
-    parts = objective.drift.affine(dim)
-    return None if parts is None else KineticTerms(G / objective.eta, *parts)
+    flow: Any = np.zeros((dim, dim)), np.zeros(dim)
+    if objective.drift is not None:
+        flow = objective.drift.affine(dim)
+    return None if flow is None else KineticTerms(objective.metric_at(theta) / objective.eta, *flow)
 
 
 def rate(objective: Objective, theta: FloatArray) -> float:
@@ -130,32 +122,8 @@ def end_at(objective: Objective, near: FloatArray) -> End:
     """
     cache: dict[bytes, End] = objective.__dict__.setdefault("_ends", {})
     key = near.tobytes()
-    if key not in cache:
-        if len(cache) >= _CACHE_SIZE:
-            cache.clear()
-        cache[key] = _end_at(objective, near)
-    return cache[key]
-
-
-def ends_near(
-    objective: Objective, points: Sequence[FloatArray]
-) -> tuple[list[End], list[ValueError]]:
-    """The distinct ends near ``points``, and the errors of points that led to none."""
-    ends: list[End] = []
-    reasons: list[ValueError] = []
-    for point in points:
-        try:
-            end = end_at(objective, point)
-        except ValueError as error:
-            reasons.append(error)
-            continue
-        close = 1e-6 * (1 + np.linalg.norm(end.theta))
-        if not any(np.linalg.norm(end.theta - other.theta) <= close for other in ends):
-            ends.append(end)
-    return ends, reasons
-
-
-def _end_at(objective: Objective, near: FloatArray) -> End:
+    if key in cache:
+        return cache[key]
     theta = rest_point(objective, near)
     form, left = quadratic_around(objective, theta), False
     try:
@@ -172,7 +140,38 @@ def _end_at(objective: Objective, near: FloatArray) -> End:
     decays = -rates[rates < -1e-7 * size]
     slow = float(decays.min()) if len(decays) else 1.0
     fast = float(np.abs(spectrum).max()) + objective.gamma
-    return End(theta, policy, slow, max(fast, slow), left)
+    if len(cache) >= _CACHE_SIZE:
+        cache.clear()
+    cache[key] = End(theta, policy, slow, max(fast, slow), left)
+    return cache[key]
+
+
+def ends_near(
+    objective: Objective, points: Sequence[FloatArray]
+) -> tuple[list[End], list[ValueError]]:
+    """The distinct ends near ``points``, and the errors of points that led to none."""
+    ends: list[End] = []
+    reasons: list[ValueError] = []
+    for point in points:
+        try:
+            ends.append(end_at(objective, point))
+        except ValueError as error:
+            reasons.append(error)
+
+    def is_same(end: End, other: End) -> bool:
+        gap = np.linalg.norm(end.theta - other.theta)
+        return bool(gap <= 1e-6 * (1 + np.linalg.norm(end.theta)))
+
+    return without_repeats(ends, is_same), reasons
+
+
+def without_repeats(items: Iterable[T], is_same: Callable[[T, T], bool]) -> list[T]:
+    """The items in order, without those that are the same as an earlier one."""
+    chosen: list[T] = []
+    for item in items:
+        if not any(is_same(item, other) for other in chosen):
+            chosen.append(item)
+    return chosen
 
 
 def rest_point(objective: Objective, near: FloatArray) -> FloatArray:
@@ -280,10 +279,7 @@ def rest_jet(objective: Objective) -> PointsJet:
         return objective.loss.jet
 
     def jet(theta: FloatArray, order: int = 2) -> tuple[FloatArray, ...]:
-        dim = theta.shape[-1]
-        value, *slopes = running_jet(objective, theta, np.zeros_like(theta), order)
-        slopes[:1] = [part[..., :dim] for part in slopes[:1]]
-        return value, *slopes[:1], *(part[..., :dim, :dim] for part in slopes[1:])
+        return in_theta(running_jet(objective, theta, np.zeros_like(theta), order), theta.shape[-1])
 
     return jet
 
@@ -296,36 +292,28 @@ def rest_candidates(objective: Objective, theta0: FloatArray) -> list[FloatArray
     return points
 
 
-def minima(jet: PointsJet, theta0: FloatArray, *, most: int = 12) -> list[FloatArray]:
+def minima(jet: PointsJet, theta0: FloatArray) -> list[FloatArray]:
     """Minima of a function by descent from many starts around ``theta0``, lowest first."""
-    dim = len(theta0)
-    rng = np.random.default_rng(0)
-    length = 1.0 + np.abs(theta0).max()
-    count = 8 if dim <= 3 else 4
+    rng, length = np.random.default_rng(0), 1.0 + np.abs(theta0).max()
+    count = 8 if len(theta0) <= 3 else 4
     around = [scattered(jet, theta0, scale * length, count, rng) for scale in _SCALES]
-    starts = [np.zeros((1, dim)), theta0[None], *around]
-    points = descend(jet, np.concatenate(starts))
+    points = descend(jet, np.concatenate([np.zeros_like(theta0)[None], theta0[None], *around]))
     with np.errstate(all="ignore"):
         value, slope, hessian = jet(points, 2)
-    distinct: list[FloatArray] = []
+    flat: list[FloatArray] = []
     for i in np.argsort(value):
         length = norm(points[i])
-        flat = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
-        near = any(norm(points[i] - x) <= 1e-5 * (1 + norm(x)) for x in distinct)
-        if np.isfinite(value[i]) and not near and norm(slope[i]) <= flat:
-            distinct.append(points[i])
-    return distinct[:most]
+        least = max(1e-6 * (1 + abs(value[i])) / (1 + length), 1e-15 * norm(hessian[i]) * length)
+        if np.isfinite(value[i]) and norm(slope[i]) <= least:
+            flat.append(points[i])
+    return without_repeats(flat, lambda x, y: norm(x - y) <= 1e-5 * (1 + norm(y)))[:_MAX_MINIMA]
 
 
 def scattered(
-    jet: PointsJet,
-    center: FloatArray,
-    size: float,
-    count: int,
-    rng: np.random.Generator | None = None,
+    jet: PointsJet, center: FloatArray, size: float, count: int, rng: np.random.Generator
 ) -> FloatArray:
     """``count`` random points around a center, and the four lowest of many more."""
-    rng, dim = rng or np.random.default_rng(0), len(center)
+    dim = len(center)
     samples = center + size * rng.normal(size=(max(min(_SAMPLES, 40_000 // dim), 12), dim))
     with np.errstate(all="ignore"):
         lowest = np.argsort(np.nan_to_num(jet(samples, 0)[0], nan=np.inf))

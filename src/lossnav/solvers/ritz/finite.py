@@ -11,10 +11,9 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lossnav._base.checks import FloatArray
-from lossnav.problem.objective import Objective
 from lossnav.solvers.method import PathProblem
 from lossnav.solvers.ritz.assembly import Functional
-from lossnav.solvers.ritz.ends import rate
+from lossnav.solvers.ritz.ends import rate, without_repeats
 from lossnav.solvers.ritz.guesses import guesses, is_thorough, runs_away, snapshots
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
@@ -52,9 +51,9 @@ def solve_finite(
     objective, T, end = problem.objective, problem.horizon, problem.end
     functional = Functional(objective, problem.theta0, stop=end)
     ends = problem.theta0 if end is None else np.stack([problem.theta0, end])
-    fastest = max(rate(snapshot, ends) for snapshot in snapshots(objective, T))
-    pace = max(fastest, objective.gamma / 0.75, 1e-3 / T)
-    mesh = Mesh(_edges(ritz, problem, pace, fading), ritz.degree if ritz.elements else 3)
+    rates = [rate(snapshot, ends) for snapshot in snapshots(objective, T)]
+    fastest = max(*rates, objective.gamma / 0.75, 1e-3 / T)
+    mesh = Mesh(_edges(ritz, problem, fastest, fading), ritz.degree if ritz.elements else 3)
     coarse: list[Minimum] = []
     limit = math.inf
 
@@ -64,7 +63,7 @@ def solve_finite(
 
     # Most steps would be spent on the hidden end.
     most = min(ritz.iterations, 2 * SLOW) if fading else ritz.iterations
-    for guess in guesses(ritz, problem, mesh, pace):
+    for guess in guesses(ritz, problem, mesh, fastest):
         if guess.J > limit:
             continue
         accuracy = 1e-11 if ritz.elements else COARSE
@@ -83,11 +82,13 @@ def solve_finite(
     lost = (Status.UNBOUNDED, Status.NOT_FINITE)
     if coarse[0].status is Status.CONVERGED:
         coarse = [other for other in coarse if other.status not in lost or other.J < coarse[0].J]
-    if is_thorough(ritz, problem.theta0) and runs_away(functional, mesh, pace, coarse[0].J):
+    if is_thorough(ritz, problem.theta0) and runs_away(functional, mesh, fastest, coarse[0].J):
         return trajectory(replace(coarse[0], status=Status.UNBOUNDED), UNKNOWN)
     paths: list[Trajectory] = []
     if ritz.margin < 1:
-        floor = least_rest_cost(objective, coarse, float(functional.on(mesh).weight.sum()))
+        # The cost of resting for the whole horizon at the lowest point that any path visits.
+        lowest = min(float(objective.potential(m.points, mesh.t).min()) for m in coarse)
+        floor = float(functional.on(mesh).weight.sum()) * lowest
         coarse = distinct(contenders(coarse, ritz.margin, floor))
         if rival is not None:
             coarse = better_than(coarse, rival, ritz.margin, floor, T / 3)
@@ -127,18 +128,18 @@ def _order(result: Minimum) -> tuple[bool, float]:
     return result.status is not Status.CONVERGED, result.J
 
 
-def _edges(ritz: Ritz, problem: PathProblem, pace: float, fading: bool) -> FloatArray:
-    """Edges of the first mesh: fine where the path may change at the rate ``pace``."""
+def _edges(ritz: Ritz, problem: PathProblem, fastest: float, fading: bool) -> FloatArray:
+    """Edges of the first mesh: fine where the path may change at the rate ``fastest``."""
     objective, T = problem.objective, problem.horizon
     if ritz.elements:
         return np.linspace(0, T, ritz.elements + 1)
     if fading:
-        return graded(T, pace, slow=max(objective.gamma, 8 / T))
-    if problem.end is not None and T * pace > 200:  # most of a long horizon is spent at rest
-        half = graded(T / 2, pace, slow=max(pace / 8, 8 / T))
+        return graded(T, fastest, slow=max(objective.gamma, 8 / T))
+    if problem.end is not None and T * fastest > 200:  # most of a long horizon is spent at rest
+        half = graded(T / 2, fastest, slow=max(fastest / 8, 8 / T))
         return np.concatenate([half, (T - half[::-1])[1:]])
     least = 32 if problem.end is not None and objective.metric is not None else 4
-    return np.linspace(0, T, min(max(least, math.ceil(T * pace / 2)), 400) + 1)
+    return np.linspace(0, T, min(max(least, math.ceil(T * fastest / 2)), 400) + 1)
 
 
 def contenders(ranked: Sequence[Minimum], margin: float, floor: float) -> list[Minimum]:
@@ -152,19 +153,14 @@ def contenders(ranked: Sequence[Minimum], margin: float, floor: float) -> list[M
     return [result for result in ranked if not (1 - margin) * (result.J - floor) > least]
 
 
-def least_rest_cost(objective: Objective, minima: Sequence[Minimum], time: float) -> float:
-    """The cost of resting for ``time`` at the lowest point that any path visits."""
-    return time * min(float(objective.potential(m.points, m.mesh.t).min()) for m in minima)
-
-
 def distinct(ranked: Sequence[Minimum]) -> list[Minimum]:
     """Coarse paths on one mesh, best first, without those that are close to a better one."""
-    chosen: list[Minimum] = []
-    for result in ranked:
+
+    def is_close(result: Minimum, other: Minimum) -> bool:
         near = _SAME_PATH * float(np.ptp(result.points, axis=0).max())
-        if not any(float(np.abs(result.points - other.points).max()) <= near for other in chosen):
-            chosen.append(result)
-    return chosen
+        return float(np.abs(result.points - other.points).max()) <= near
+
+    return without_repeats(ranked, is_close)
 
 
 def better_than(
@@ -207,10 +203,10 @@ def is_slow(result: Minimum, paths: Sequence[Trajectory]) -> bool:
 
 def best_of(paths: list[Trajectory]) -> Trajectory:
     """The path of least J, with the others as its candidates; the status reports a near tie."""
+    paths = sorted(paths, key=lambda path: (not path.status.ok, path.end is None, path.J))
+    ranked = without_repeats(paths, _is_same)
     # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
-    ranked = sorted(
-        _distinct_paths(paths), key=lambda path: (not path.status.ok, round(path.rest, 9), path.J)
-    )
+    ranked.sort(key=lambda path: (not path.status.ok, round(path.rest, 9), path.J))
     best, others = ranked[0], tuple(path for path in ranked[1:] if path.status.ok)
     tie = (
         others
@@ -221,21 +217,9 @@ def best_of(paths: list[Trajectory]) -> Trajectory:
     return replace(best, candidates=others, status=status)
 
 
-def _distinct_paths(paths: list[Trajectory]) -> list[Trajectory]:
-    """The paths, without those of the same initial velocity and J as a better solved one."""
-    chosen: list[Trajectory] = []
-    for path in sorted(paths, key=lambda path: (not path.status.ok, path.end is None, path.J)):
-        same = (
-            abs(path.J - other.J) <= 1e-5 * abs(other.J)
-            and np.linalg.norm(path.velocity0 - other.velocity0) <= 1e-3 * _speed(other)
-            for other in chosen
-        )
-        if not any(same):
-            chosen.append(path)
-    return chosen
-
-
-def _speed(path: Trajectory) -> float:
-    """The speed at the start, or the fraction of the largest one that counts as rest."""
-    moves = np.linalg.norm(np.diff(path.theta, axis=0), axis=1) / np.diff(path.t)
-    return max(float(np.linalg.norm(path.velocity0)), SLOW_START * float(moves.max()))
+def _is_same(path: Trajectory, other: Trajectory) -> bool:
+    """Whether two paths have the same J and initial velocity."""
+    moves = np.linalg.norm(np.diff(other.theta, axis=0), axis=1) / np.diff(other.t)
+    speed = max(float(np.linalg.norm(other.velocity0)), SLOW_START * float(moves.max()))
+    gap = float(np.linalg.norm(path.velocity0 - other.velocity0))
+    return abs(path.J - other.J) <= 1e-5 * abs(other.J) and gap <= 1e-3 * speed

@@ -32,6 +32,7 @@ from lossnav.solvers.ritz.ends import (
     rest_candidates,
     rest_jet,
     scattered,
+    without_repeats,
 )
 from lossnav.solvers.ritz.mesh import Mesh
 
@@ -67,12 +68,12 @@ class Guess(NamedTuple):
     J: float = -math.inf
 
 
-def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[Guess]:
-    """First paths on ``mesh`` of a problem that changes at the rate ``pace``."""
+def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, fast: float) -> list[Guess]:
+    """First paths on ``mesh`` of a problem whose fastest rate is ``fast``."""
     own = [] if ritz.guess is None else [Guess(ritz.guess(mesh.t))]
     if problem.end is not None:
         functional = Functional(problem.objective, problem.theta0, stop=problem.end)
-        paths = _to_fixed_end(problem, mesh, pace)
+        paths = _to_fixed_end(problem, mesh, fast)
         paths = paths if ritz.search else itertools.islice(paths, 1)
         straight, *others = _with_cost(functional, mesh, paths)
         others = [guess for guess in others if math.isfinite(guess.J)]
@@ -93,17 +94,17 @@ def guesses(ritz: Ritz, problem: PathProblem, mesh: Mesh, pace: float) -> list[G
         starts.append(Guess(overdamped_path(objective, theta0, mesh.t)))
     if objective.drift is not None:
         starts.append(Guess(drift_path(objective, theta0, mesh.t)))
-    if (circle := circling_path(objective, theta0, None, mesh.t, pace)) is not None:
+    if (circle := circling_path(objective, theta0, None, mesh.t, fast)) is not None:
         starts.append(Guess(circle))
     starts += _random(ritz, problem, mesh)
     return [guess for guess in starts if np.isfinite(guess.points).all()]
 
 
-def runs_away(functional: Functional, mesh: Mesh, pace: float, J: float) -> bool:
+def runs_away(functional: Functional, mesh: Mesh, fast: float, J: float) -> bool:
     """Whether the cost of excursions along an axis falls without end, and below ``J``."""
     theta0, stop, t, T = functional.theta0, functional.stop, mesh.t, mesh.edges[-1]
     way = np.zeros_like(theta0) if stop is None else stop - theta0
-    stay = 1 - np.exp(-pace * t)
+    stay = 1 - np.exp(-fast * t)
     shapes = [stay, t / T] if stop is None else [stay * stay[::-1], np.sin(np.pi * t / T)]
     size, line = 1 + np.abs(theta0).max(), theta0 + np.outer(t / T, way)
     for shape, side in itertools.product(shapes, _sides(len(theta0))):
@@ -150,9 +151,9 @@ def indirect_paths(
         [end.theta + fall * way + a * aside * side for a in _HEIGHTS] for side in _sides(len(way))
     ]
     best = [min(_with_cost(functional, mesh, paths), key=_order) for paths in families]
-    ways = [guess.points for guess in sorted(best, key=_order)[:most] if math.isfinite(guess.J)]
-    size = 1 + float(np.abs(theta0).max())
-    return ways + [end.theta + fall * way + size * wave for wave in waves(1 - fall[:, 0], len(way))]
+    chosen = [guess.points for guess in sorted(best, key=_order)[:most] if math.isfinite(guess.J)]
+    size, direct = 1 + float(np.abs(theta0).max()), end.theta + fall * way
+    return chosen + [direct + size * wave for wave in _waves(1 - fall[:, 0], len(way))]
 
 
 def is_thorough(ritz: Ritz, theta: FloatArray) -> bool:
@@ -166,16 +167,16 @@ def _random(ritz: Ritz, problem: PathProblem, mesh: Mesh) -> list[Guess]:
     theta0, share = problem.theta0, mesh.t / mesh.edges[-1]
     size, dim = 1 + float(np.abs(theta0).max()), len(theta0)
     last = np.random.default_rng(3).normal(size=(_WAVES, dim)) * size
-    ways = last if problem.end is None else np.tile(problem.end - theta0, (_WAVES, 1))
+    moves = last if problem.end is None else np.tile(problem.end - theta0, (_WAVES, 1))
     paths = [
-        theta0 + share[:, None] * way + size * wave
-        for way, wave in zip(ways, waves(share, dim), strict=True)
+        theta0 + share[:, None] * move + size * wave
+        for move, wave in zip(moves, _waves(share, dim), strict=True)
     ]
     functional = Functional(problem.objective, theta0, stop=problem.end)
     return [Guess(g.points) for g in _with_cost(functional, mesh, paths) if math.isfinite(g.J)]
 
 
-def waves(share: FloatArray, dim: int) -> list[FloatArray]:
+def _waves(share: FloatArray, dim: int) -> list[FloatArray]:
     """Random paths that begin and end at zero, where ``share`` is 0 and 1."""
     rng = np.random.default_rng(2)
     basis = np.sin(np.pi * np.outer(share, np.arange(1, 4)))
@@ -192,7 +193,7 @@ def _with_cost(functional: Functional, mesh: Mesh, paths: Iterable[FloatArray]) 
         return [Guess(x, float(whole.cost(x - functional.base, 0)[0])) for x in paths]
 
 
-def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[FloatArray]:
+def _to_fixed_end(problem: PathProblem, mesh: Mesh, fast: float) -> Iterator[FloatArray]:
     """The straight line, then paths by way of minima and detours."""
     objective, theta0, T = problem.objective, problem.theta0, mesh.edges[-1]
     assert problem.end is not None
@@ -200,12 +201,12 @@ def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[Flo
     bend = bump(np.sin(np.pi * share[:, 0]), way)
     yield theta0 + share * way + bend
     for stop in _stops(objective, theta0, end, T):
-        for rate in (pace, pace / 5):
+        for rate in (fast, fast / 5):
             left, right = (np.exp(-rate * t)[:, None] for t in (mesh.t, T - mesh.t))
             path = stop + (theta0 - stop) * left * (1 - right) + (end - stop) * right * (1 - left)
             path[0], path[-1] = theta0, end
             yield path + bend
-    if (circle := circling_path(objective, theta0, end, mesh.t, pace)) is not None:
+    if (circle := circling_path(objective, theta0, end, mesh.t, fast)) is not None:
         yield circle
     size = float(np.linalg.norm(way))
     for side in _sides(len(way)) if size else ():
@@ -213,20 +214,22 @@ def _to_fixed_end(problem: PathProblem, mesh: Mesh, pace: float) -> Iterator[Flo
             detour = height * size * np.sin(np.pi * share) * side
             yield theta0 + share * way + detour
             if objective.metric is not None:
-                arc = _constant_speed(objective, _arc(theta0, way, height * size * side), share)
+                arc = _arc(objective, theta0, way, height * size * side, share)
                 if arc is not None:
                     yield arc
 
 
-def _arc(theta0: FloatArray, way: FloatArray, top: FloatArray) -> Callable[..., FloatArray]:
-    """Half an ellipse over the line between the ends, as a function of its share from 0 to 1."""
-    return lambda u: theta0 + (1 - np.cos(np.pi * u)) / 2 * way + np.sin(np.pi * u) * top
-
-
-def _constant_speed(
-    objective: Objective, curve: Callable[..., FloatArray], share: FloatArray
+def _arc(
+    objective: Objective, theta0: FloatArray, way: FloatArray, top: FloatArray, share: FloatArray
 ) -> FloatArray | None:
-    """A curve traversed at constant speed in the metric; None where it is not positive definite."""
+    """Half an ellipse between the ends, at constant speed in the metric.
+
+    None where the metric is not positive definite.
+    """
+
+    def curve(u: FloatArray) -> FloatArray:
+        return theta0 + (1 - np.cos(np.pi * u)) / 2 * way + np.sin(np.pi * u) * top
+
     u = np.linspace(0, 1, 1001)
     points = curve(u[:, None])
     moves, middle = np.diff(points, axis=0), (points[1:] + points[:-1]) / 2
@@ -248,14 +251,12 @@ def _stops(
     if len(end) > _MAX_HESSIAN_DIM:
         low = np.array([_downhill(jet, point) for point in (theta0, end, middle)])
     else:
-        around = scattered(jet, middle, size, 12)
+        around = scattered(jet, middle, size, 12, np.random.default_rng(0))
         low = descend(jet, np.concatenate([[theta0, end], around]), iterations=12)
     value = jet(low, 0)[0]
-    distinct: list[FloatArray] = []
-    for point in [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]:
-        if not any(np.linalg.norm(point - other) <= 1e-2 * size for other in distinct):
-            distinct.append(point)
-    return [*distinct[:_MAX_STOPS], theta0, end]
+    points = [*low[np.argsort(value)][np.isfinite(np.sort(value))], theta0, end]
+    stops = without_repeats(points, lambda x, y: bool(np.linalg.norm(x - y) <= 1e-2 * size))
+    return [*stops[:_MAX_STOPS], theta0, end]
 
 
 def _downhill(jet: PointsJet, point: FloatArray) -> FloatArray:
@@ -275,14 +276,13 @@ def overdamped_path(objective: Objective, theta: FloatArray, t: FloatArray) -> F
 
     To two digits, as it is only a guess; NaN where it diverges.
     """
-    pace = objective.eta * objective.k / objective.gamma
-    loss, metric, drift = objective.loss, objective.metric, objective.drift
+    gain = objective.eta * objective.k / objective.gamma
 
     def flow(x: FloatArray) -> FloatArray:
-        push = -pace * loss.jet_at(x, 1)[1]
-        if metric is not None:
+        push = -gain * objective.loss.jet_at(x, 1)[1]
+        if objective.metric is not None:
             push = solved(objective.metric_at(x), push)
-        return push if drift is None else objective.drift_at(x) + push
+        return push if objective.drift is None else objective.drift_at(x) + push
 
     return _integrated(flow, theta, t)
 
@@ -325,19 +325,14 @@ def _integrated(
 
 def bump(shape: FloatArray, way: FloatArray) -> FloatArray:
     """A slight deterministic bend: a path on a line of symmetry may be a saddle of J."""
-    return 1e-2 * np.outer(shape, _aside(len(way))) * float(np.linalg.norm(way))
-
-
-@cache
-def _aside(dim: int) -> FloatArray:
-    """A unit vector in a generic direction."""
-    aside = np.random.default_rng(0).normal(size=dim)
-    return np.asarray(aside / np.linalg.norm(aside), dtype=np.float64)
+    aside = np.random.default_rng(0).normal(size=len(way))
+    bend = np.outer(shape, aside / np.linalg.norm(aside))
+    return 1e-2 * bend * float(np.linalg.norm(way))
 
 
 @cache
 def _sides(dim: int) -> FloatArray:
-    """Directions of detours, both ways: the axes, or a few random ones in many dimensions."""
+    """Directions of detours, to both sides: the axes, or a few random ones in many dimensions."""
     sides = np.eye(dim) if dim <= 4 else np.random.default_rng(1).normal(size=(4, dim))
     sides = sides / np.linalg.norm(sides, axis=1, keepdims=True)
     return np.concatenate([sides, -sides])

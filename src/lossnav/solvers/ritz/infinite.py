@@ -6,6 +6,7 @@ without a terminal rest point are solved over windows of the time that matters.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from lossnav.solvers.ritz.guesses import (
 from lossnav.solvers.ritz.mesh import Mesh, graded
 from lossnav.solvers.ritz.newton import Minimum, minimise
 from lossnav.solvers.ritz.refinement import SLOW, refine, trajectory
-from lossnav.solvers.ritz.windows import APPROACH, is_late, solve_without_end, window
+from lossnav.solvers.ritz.windows import APPROACH, settles_after, solve_without_end, window
 from lossnav.solvers.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     ends, reasons = ends_near(objective, places)
     time = window(objective, tol)
     coarse: list[Minimum] = []
-    pace = rate(objective, theta0)
+    fast0 = rate(objective, theta0)
     for end in ends:
         try:
-            if is_late(end, time) or _horizon(objective, theta0, end) > _MAX_TRAVEL * time:
+            if settles_after(end, time) or _horizon(objective, theta0, end) > _MAX_TRAVEL * time:
                 raise ValueError(f"{end.theta} is too far in the discounted future to matter.")
-            coarse.append(_to_end(ritz, problem, end, ends, pace))
+            coarse.append(_to_end(ritz, problem, end, ends, fast0))
         except ValueError as error:
             reasons.append(error)
     # Without discount, a higher cost of rest is infinitely worse, whatever the path costs.
@@ -74,14 +75,14 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
             paths.append(_refined(ritz, start, ends, tol, paths))
         except ValueError as error:
             reasons.append(error)
-    late = any(is_late(end, time) for end in ends)
-    if not paths and ends and not late and ritz.margin < 1:  # too many were pruned
+    too_slow = any(settles_after(end, time) for end in ends)
+    if not paths and ends and not too_slow and ritz.margin < 1:  # too many were pruned
         return solve_infinite(replace(ritz, margin=1.0), problem)
-    cheap = time * pace <= 400
+    cheap = time * fast0 <= 400
     # With a drift the best path need not come to rest, so paths that do not are tried too.
     doubtful = bool(paths) and any(end.left and end.theta is best_of(paths).end for end in ends)
     doubtful = doubtful or (cheap and objective.drift is not None)
-    if objective.gamma and (not paths or late or doubtful):
+    if objective.gamma and (not paths or too_slow or doubtful):
         rival = best_of(paths) if paths and ritz.margin < 1 else None
         try:
             paths.append(solve_without_end(ritz, problem, ends, rival, paths))
@@ -94,9 +95,11 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
             f"No end for an endless path was found: {why} Give ends or a finite horizon."
         )
     best = best_of(paths)
-    if best.status is Status.UNBOUNDED or (
-        is_thorough(ritz, theta0) and _runs_away(objective, theta0, time, pace, best.J)
-    ):
+    unbounded = best.status is Status.UNBOUNDED
+    if not unbounded and objective.gamma and is_thorough(ritz, theta0):
+        mesh = Mesh(graded(time, max(fast0, objective.gamma), slow=objective.gamma), 3)
+        unbounded = runs_away(Functional(objective, theta0), mesh, fast0, best.J)
+    if unbounded:
         raise ValueError(
             "J is unbounded below: the cost falls without end along paths that run away. Bound "
             "the loss from below, or use a finite horizon."
@@ -104,16 +107,6 @@ def solve_infinite(ritz: Ritz, problem: PathProblem) -> Trajectory:
     if best.end is not None and objective.discount is None:
         check_no_cycle(objective, best.rest, [best.end, *places])
     return best
-
-
-def _runs_away(
-    objective: Objective, theta0: FloatArray, time: float, pace: float, J: float
-) -> bool:
-    """Whether the cost of excursions over the time that matters falls without end."""
-    if not objective.gamma:
-        return False
-    mesh = Mesh(graded(time, max(pace, objective.gamma), slow=objective.gamma), 3)
-    return runs_away(Functional(objective, theta0), mesh, pace, J)
 
 
 def _downstream(ritz: Ritz, objective: Objective, theta0: FloatArray) -> list[FloatArray]:
@@ -138,20 +131,17 @@ def _improved(
     others = [other for other in coarse if other is not path]
     best = _try_indirect(ritz, path, others)
     for stopover in others[: _INDIRECT - 1]:
-        try:
+        with contextlib.suppress(ValueError):
             search = others if stopover is others[0] else ()
-            way = _by_way_of(ritz, problem, stopover, path, search)
-            best = _best_from(ritz, best, [way])
-        except ValueError:
-            continue
+            best = _best_from(ritz, best, [_by_way_of(ritz, problem, stopover, path, search)])
     return best
 
 
 def _try_indirect(ritz: Ritz, path: Minimum, others: Sequence[Minimum]) -> Minimum:
     """The best of a coarse path and the paths from indirect first paths on the same mesh."""
     places = [other.functional.end.theta for other in others if other.functional.end is not None]
-    ways = indirect_paths(path.functional, path.mesh, places, _INDIRECT)
-    return _best_from(ritz, path, [(path.mesh, way) for way in ways])
+    starts = indirect_paths(path.functional, path.mesh, places, _INDIRECT)
+    return _best_from(ritz, path, [(path.mesh, points) for points in starts])
 
 
 def _best_from(ritz: Ritz, path: Minimum, starts: Sequence[tuple[Mesh, FloatArray]]) -> Minimum:
@@ -182,9 +172,8 @@ def _by_way_of(
     assert stop is not None
     assert end is not None
     onward = replace(problem, theta0=stop.theta)
-    pace = rate(problem.objective, stop.theta)
     longest = float(stopover.mesh.edges[-1] + last.mesh.edges[-1])
-    leg = _to_end(ritz, onward, end, [end], pace, longest)
+    leg = _to_end(ritz, onward, end, [end], rate(problem.objective, stop.theta), longest)
     if others:
         leg = _try_indirect(ritz, leg, [other for other in others if other is not stopover])
     if problem.objective.gamma and leg.J > float(stop.policy.value(stop.theta)):
@@ -216,12 +205,12 @@ def _to_end(
     problem: PathProblem,
     end: End,
     ends: Sequence[End],
-    pace0: float,
+    fast0: float,
     longest: float = math.inf,
 ) -> Minimum:
-    """A coarse path of low J that comes to rest at ``end``; ``pace0`` is the rate at the start."""
+    """A coarse path of low J that comes to rest at ``end``; ``fast0`` is the rate at the start."""
     objective, theta0 = problem.objective, problem.theta0
-    functional, fast = Functional(objective, theta0, end=end), max(end.fast, pace0)
+    functional, fast = Functional(objective, theta0, end=end), max(end.fast, fast0)
 
     def should_prune(result: Minimum) -> bool:
         return ritz.margin < 1 and _lingers(result, [x for x in ends if x is not end])
@@ -230,8 +219,8 @@ def _to_end(
     horizon = min(_horizon(objective, theta0, end), longest)
     for _ in range(3):
         mesh = Mesh(graded(horizon, fast, slow=widest), 3)
-        way, pace = theta0 - end.theta, end.slow * mesh.t
-        guesses = [end.theta + np.exp(-pace)[:, None] * way + bump(pace * np.exp(-pace), way)]
+        way, age = theta0 - end.theta, end.slow * mesh.t
+        guesses = [end.theta + np.exp(-age)[:, None] * way + bump(age * np.exp(-age), way)]
         if objective.drift is not None:  # a detour may pay
             guesses.append(theta0 + end.policy.displacement(theta0, mesh.t))
         if ritz.guess is not None:
@@ -274,8 +263,10 @@ def _refined(
         return (ritz.margin < 1 and _lingers(result, others)) or is_slow(result, paths)
 
     result, error = refine(coarse, tol, stretch=1.5, should_prune=should_prune, **ritz.limits)
-    if _waits(result, others):
-        raise ValueError(f"The best path to {result.points[-1]} rests at another end first.")
+    for other in others:
+        near = np.linalg.norm(result.points - other.theta, axis=-1)
+        if near[1:].min() <= 1e-3 * (1 + np.linalg.norm(other.theta)) < near[0]:
+            raise ValueError(f"The best path to {result.points[-1]} rests at another end first.")
     return trajectory(result, error)
 
 
@@ -288,15 +279,6 @@ def _arrived(result: Minimum, end: End) -> bool:
     half = speeds[np.searchsorted(result.mesh.t, result.mesh.edges[-1] / 2)]
     most = max(float(speeds.max()), 1e-300)
     return bool((speeds[-1] <= 0.05 * most and half <= 0.5 * most) or most <= 1e-12)
-
-
-def _waits(result: Minimum, others: Sequence[End]) -> bool:
-    """Whether the path rests at another end first, at the cost of resting there."""
-    for other in others:
-        near = np.linalg.norm(result.points - other.theta, axis=-1)
-        if near[1:].min() <= 1e-3 * (1 + np.linalg.norm(other.theta)) < near[0]:
-            return True
-    return False
 
 
 def _lingers(result: Minimum, others: Sequence[End]) -> bool:

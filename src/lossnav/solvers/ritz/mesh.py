@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev, legendre
@@ -122,22 +122,20 @@ class Mesh:
         middles = (self.edges[:-1] + self.edges[1:])[chosen] / 2
         return Mesh(np.sort(np.concatenate([self.edges, middles])), self.degree)
 
-    def raised(self, degree: int) -> Mesh:
-        return Mesh(self.edges, degree)
-
-    def raise_points(self, points: FloatArray, degree: int) -> FloatArray:
-        """The path at the points of `raised`."""
+    def raised(self, degree: int, points: FloatArray) -> tuple[Mesh, FloatArray]:
+        """The mesh with polynomials of another degree, and the path at its points."""
         each = raising(self.degree, degree) @ self.local(points)
-        return np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), points[-1:]])
+        path = np.concatenate([each[:, :-1].reshape(-1, points.shape[1]), points[-1:]])
+        return Mesh(self.edges, degree), path
 
 
-def graded(horizon: float, fast: float, *, slow: float, growth: float = 1.5) -> FloatArray:
+def graded(horizon: float, fast: float, *, slow: float) -> FloatArray:
     """Edges whose spacing grows from the time constant of ``fast`` to that of ``slow``."""
     first, widest = min(2.0 / fast, horizon), min(2.0 / slow, horizon)
     edges, width = [0.0], first
     while edges[-1] + width < horizon and len(edges) < 2000:
         edges.append(edges[-1] + width)
-        width = min(width * growth, widest)
+        width = min(1.5 * width, widest)
     if len(edges) > 1 and horizon - edges[-1] < width / 3:
         edges.pop()
     return np.array([*edges, horizon])
@@ -179,6 +177,13 @@ def element_jets(
     total += mixed + mixed.transpose(0, 2, 1, 4, 3)
     results.append(total.transpose(0, 1, 3, 2, 4).reshape(count, n * dim, n * dim))
     return results
+
+
+def add_at_end(results: Sequence[FloatArray], cost: Sequence[Any], dim: int) -> None:
+    """Add a cost of the last point, with its derivatives, to J, its gradient and the Hessians."""
+    places: tuple[Any, ...] = (), -1, np.s_[-1, -dim:, -dim:]
+    for result, place, part in zip(results, places, cost, strict=False):
+        result[place] += part
 
 
 def pair_products(left: FloatArray, right: FloatArray) -> FloatArray:

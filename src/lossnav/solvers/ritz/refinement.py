@@ -15,7 +15,7 @@ import numpy as np
 
 from lossnav._base.checks import FloatArray
 from lossnav.problem.running_cost import running_jet
-from lossnav.solvers.banded import Blocks, SparseBlocks, solve_elements
+from lossnav.solvers.banded import Blocks, multiply_elements, solve_elements
 from lossnav.solvers.ritz.assembly import UNIT_ROUNDOFF, scattered_signs
 from lossnav.solvers.ritz.ends import rate
 from lossnav.solvers.ritz.mesh import Mesh
@@ -43,10 +43,6 @@ class Errors(NamedTuple):
 
     velocity0: float
     J: float
-
-    @property
-    def largest(self) -> float:
-        return max(self)
 
     def with_rounding(self, rounding: Errors) -> Errors:
         """Each at least as large as rounding makes it."""
@@ -81,26 +77,23 @@ def refine(
     if result.status is Status.INTERRUPTED:
         return result, error
     # A Newton step that gains this fraction of J has size sqrt(accuracy), the next its square.
-    accuracy = min(max(tol / 10, 1e-11), 1e-7)
-    first = True
-    for _ in range(rounds):
-        if first:
-            mesh = result.mesh.raised(max(degree - 2, 2))
-            points = result.mesh.raise_points(result.points, mesh.degree)
+    accuracy, most = min(max(tol / 10, 1e-11), 1e-7), min(iterations, 2 * SLOW)
+    for number in range(rounds):
+        if number == 0:
+            mesh, points = result.mesh.raised(max(degree - 2, 2), result.points)
         else:
             mesh = _finer(result, degree, tol, stretch)
             points = _interpolant(result)(mesh.t)
-        patience = min(iterations, 2 * SLOW)
-        new = minimise(result.functional, mesh, points, patience, accuracy, should_prune)
+        new = minimise(result.functional, mesh, points, most, accuracy, should_prune)
         for _ in range(_MAX_RETIMINGS):
             if new.iterations <= SLOW or new.functional.end is not None or should_prune(new):
                 break
-            mesh, points = _retimed(new)
-            new = minimise(result.functional, mesh, points, patience, accuracy, should_prune)
+            mesh = _retimed(new)
+            new = minimise(result.functional, mesh, new.points, most, accuracy, should_prune)
         reached, rounding = False, Errors(0.0, 0.0)
-        if not first:
+        if number:
             error = _difference(new, result)
-            if error.largest <= 1e-2:  # rounding may be all that is left
+            if max(error) <= 1e-2:  # rounding may be all that is left
                 rounding = _rounding(new)
             loose = math.sqrt(tol) if _starts_at_rest(new) else tol
             reached = error.J <= max(tol, rounding.J)
@@ -116,13 +109,12 @@ def refine(
         result = new
         if reached and result.status is Status.CONVERGED:
             return result, error.with_rounding(rounding)
-        first = False
     result.status = Status.ITERATIONS
     return result, error
 
 
-def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
-    """The path and its mesh with the middle shifted in time to the least J.
+def _retimed(result: Minimum) -> Mesh:
+    """The mesh with the middle of the path shifted in time to the least J.
 
     Between long rests, J hardly depends on the time of a transition, and Newton's method, whose
     steps are straight, moves it slowly.
@@ -134,7 +126,7 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
     if not (objective.gamma or objective.discount or objective.loss.timed):
         mesh = Mesh(_equal_energy_edges(result), degree)
         if float(functional.on(mesh).cost(moves, 0)[0]) < least:
-            return mesh, result.points
+            return mesh
     for ramp in (T / 4, T / 16, T / 64):
         share = np.minimum(1.0, np.minimum(edges, T - edges) / ramp)
         for step in (T / 128, -T / 128):
@@ -143,7 +135,7 @@ def _retimed(result: Minimum) -> tuple[Mesh, FloatArray]:
                 if not least > J:
                     break
                 best, least, step = moved, J, 1.5 * step
-    return Mesh(best, degree), result.points
+    return Mesh(best, degree)
 
 
 def _equal_energy_edges(result: Minimum) -> FloatArray:
@@ -153,16 +145,14 @@ def _equal_energy_edges(result: Minimum) -> FloatArray:
     For a fixed sum of widths, the least is at :math:`w = \sqrt{A/(C + E)}`, with one energy E.
     """
     functional, mesh = result.functional, result.mesh
-    at, pace = functional.on(mesh).states(result.points - functional.base)
+    at, velocity = functional.on(mesh).states(result.points - functional.base)
     forward, backward, still = (
-        running_jet(functional.objective, at, sign * pace, 0)[0] @ mesh.reference.weights
+        running_jet(functional.objective, at, sign * velocity, 0)[0] @ mesh.reference.weights
         for sign in (1, -1, 0)
     )
     widths, T = mesh.widths, float(mesh.edges[-1])
-    A, least = (
-        np.maximum((forward + backward) / 2 - still, 0.0) * widths**2,
-        _MIN_WIDTH * T / len(widths),
-    )
+    A = np.maximum((forward + backward) / 2 - still, 0.0) * widths**2
+    least = _MIN_WIDTH * T / len(widths)
 
     def widths_at(energy: float) -> FloatArray:
         return np.maximum(np.sqrt(A / (still - still.min() + energy)), least)
@@ -177,9 +167,8 @@ def _equal_energy_edges(result: Minimum) -> FloatArray:
 
 def compare(result: Minimum, iterations: int) -> Errors:
     """The errors of a solution on a given mesh, by comparison with a lower degree."""
-    lower = result.mesh.raised(result.mesh.degree - 1)
-    points = result.mesh.raise_points(result.points, lower.degree)
-    coarse = minimise(result.functional, lower, points, iterations)
+    mesh, points = result.mesh.raised(result.mesh.degree - 1, result.points)
+    coarse = minimise(result.functional, mesh, points, iterations)
     return _difference(result, coarse).with_rounding(_rounding(result))
 
 
@@ -236,10 +225,7 @@ def _velocity_rounding(result: Minimum) -> float:
     _, slope, blocks = functional.on(mesh).cost(moves, 2)
 
     def times(matrices: Blocks, x: FloatArray) -> FloatArray:
-        local = mesh.local(x)
-        if isinstance(matrices, SparseBlocks):
-            return mesh.gather(matrices.times(local))
-        return mesh.gather((matrices @ local.reshape(*matrices.shape[:2], 1)).reshape(local.shape))
+        return mesh.gather(multiply_elements(matrices, mesh.local(x)))
 
     side = UNIT_ROUNDOFF * times(abs(blocks), np.abs(moves)) * scattered_signs(moves.shape)
     try:
@@ -257,8 +243,8 @@ def _scales(result: Minimum) -> tuple[float, float]:
     """Scales of the velocity and of J; for a path at rest, from the size of its coordinates."""
     size = float(np.abs(result.points).max())
     if float(np.ptp(result.points, axis=0).max()) > AT_REST * size:
-        speed = float(np.linalg.norm(result.velocity0))
-        speed = _fastest(result) if _starts_at_rest(result) else speed
+        slow = _starts_at_rest(result)
+        speed = _fastest(result) if slow else float(np.linalg.norm(result.velocity0))
         return max(speed, 1e-300), max(abs(result.J), 1e-300)
     fast = rate(result.functional.objective, result.functional.theta0)
     return max(fast * size, 1e-300), max(fast * size**2 / result.functional.objective.eta, 1e-300)
@@ -284,7 +270,7 @@ def trajectory(result: Minimum, error: Errors) -> Trajectory:
         velocity,
         J=result.J,
         status=result.status,
-        error=error.largest,
+        error=max(error),
         J_error=error.J * _scales(result)[1],
         interpolate=_interpolant(result),
         end=result.points[-1] if functional.end is None else functional.end.theta,

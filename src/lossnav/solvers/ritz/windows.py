@@ -41,8 +41,8 @@ def window(objective: Objective, tol: float) -> float:
     return (_NEGLIGIBLE - math.log(min(tol, 1.0))) / objective.gamma
 
 
-def is_late(end: End, time: float) -> bool:
-    """Whether a path to an end settles only after the time that matters."""
+def settles_after(end: End, time: float) -> bool:
+    """Whether a path to an end settles only after ``time``."""
     return APPROACH / end.slow > time
 
 
@@ -141,8 +141,8 @@ class _Windows:
         """Solve the next window; from a point of rest, the last window of the horizon."""
         ritz, left = self.ritz, self.problem.horizon - self.time
         if rival is not None:  # the best path that settles in time
-            late = [end.theta.tolist() for end in self.ends if is_late(end, self.window)]
-            ritz = replace(ritz, ends=late)
+            slow = [end.theta.tolist() for end in self.ends if settles_after(end, self.window)]
+            ritz = replace(ritz, ends=slow)
         far = left > 2 * self.window and math.isfinite(left)
         if far and self.pieces and (near_end := self._near_end()) is not None:
             self._append_policy(near_end, left - _WINDOW * self.window)
@@ -174,15 +174,17 @@ class _Windows:
 
     def _append_policy(self, near_end: End, time: float) -> None:
         start, objective = self.theta, self.problem.objective
-        t = np.linspace(0, time, 3)
-        theta = start + near_end.policy.displacement(start, t)
-        kinetic = objective.kinetic(theta, near_end.policy.velocity(theta))
-        potential = objective.potential(theta)
 
         def at(times: FloatArray) -> FloatArray:
             return start + near_end.policy.displacement(start, times)
 
-        self.pieces.append(_Piece(self.time + time, t, theta, kinetic, potential, at))
+        t = np.linspace(0, time, 3)
+        theta = at(t)
+        costs = (
+            objective.kinetic(theta, near_end.policy.velocity(theta)),
+            objective.potential(theta),
+        )
+        self.pieces.append(_Piece(self.time + time, t, theta, *costs, at))
 
     def at(self, t: FloatArray) -> FloatArray:
         last = float(np.max(t, initial=0.0))
