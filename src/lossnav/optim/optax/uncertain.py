@@ -64,9 +64,9 @@ def weight_uncertainty(
     Args:
         learning_rate: Share of the past that a step forgets (dimensionless): a number or a
             schedule.
-        k, curvature, pull, momentum, curvature_rate, signal_rate, prior_rate, return_rate, balance,
-            inertia, volatility, noise, reset, weight_decay: As in
+        k, curvature, pull, momentum, curvature_rate, signal_rate, prior_rate, return_rate: As in
             `lossnav.optim.torch.WeightUncertainty`.
+        balance, inertia, volatility, noise, reset, weight_decay: The same.
         batch_size: Examples in a batch, whose mean the loss is; needed here or in each ``update``.
         prior_variance: Prior variance. None takes 2 over the inputs of a unit of each matrix, whose
             units are along the last axis, as in Flax; vectors take that of the nearest matrix in

@@ -64,17 +64,17 @@ class KroneckerNavigator(Navigator):
     correction, and that directions without gradients are not left to rounding.
 
     The first gradient of a matrix only initializes its basis: that step applies weight decay only.
-    The state of a sharded parameter (FSDP2, tensor
-    parallel; any DTensor) is sharded by rows over the same processes; a step gathers one matrix at
-    a time, and each process computes all of it.
+    The state of a sharded parameter (FSDP2, tensor parallel; any DTensor) is sharded by rows over
+    the same processes; a step gathers one matrix at a time, and each process computes all of it.
 
     State: two numbers for each parameter, and :math:`2n^2` for each side of length n with a basis.
 
     Args:
         params: Parameters, named parameters, or parameter groups; each group may override any
             setting.
-        lr, betas, eps, weight_decay, gamma, gain, centered, nesterov, saturation, shared, horizon,
-            cooldown, wandering: As in `Navigator`, in the basis.
+        lr, betas, eps, weight_decay, gamma, gain, centered, nesterov: As in `Navigator`, in the
+            basis.
+        saturation, shared, horizon, cooldown, wandering: As in `Navigator`, in the basis.
         basis_beta: Decay rate of L and R.
         refresh: Steps between two refreshes of a basis. Matrices take turns, which balances the
             work of the steps.
