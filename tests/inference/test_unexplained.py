@@ -140,7 +140,7 @@ def test_a_memory_without_end_is_rounded_to_one_that_is_finite():
     near = nearest(iter(members), Examination(g, np.zeros((1, *SMALL)), steps))
     assert (near.name, near.distance) == ("Adam", 1e-7)
     assert near.settings["betas"] == pytest.approx((0.9, 1 - 8.3e-7), rel=1e-9)
-    assert "beta2 is 1" in near.untried["Adam"]
+    assert "betas[1] is 1" in near.untried["Adam"]
     assert str(near).startswith("Adam(")
 
 
