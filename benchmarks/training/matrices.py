@@ -16,6 +16,7 @@ from pathlib import Path
 
 from horizon import SIZES, Results, interval, trained
 
+from lossnav.optim.grouping import multiplications
 from lossnav.studies.speedrun import parted
 
 KEY = ("rule", "lr", "ratio", "beta1", "steps", "seed", "size")
@@ -136,11 +137,8 @@ def flops(rows, columns, rule, *, steps=5, refresh=10):
         rule == "softened"
     ):  # X X^T, P X; an iteration has A A, and after the first P A P and the product
         return 2 * m * m * n + m**3 + (steps - 1) * 4 * m**3
-    # A learned basis on some sides: rotate the gradient and the step, add to the covariance. A
-    # refresh has C Q, a QR (4/3 k^3 with its Q), and the mean rotated twice.
     sides = [m, n] if rule == "kronecker" or m == n else [m]
-    products = sum(m * n * k for k in sides)
-    return 3 * products + (sum(7 / 3 * k**3 for k in sides) + 2 * products) / refresh
+    return multiplications((m, n), sides, refresh=refresh)
 
 
 def print_flops():

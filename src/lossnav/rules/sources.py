@@ -32,6 +32,9 @@ class Source(abc.ABC):
 
     words: str = "a curvature"
 
+    def __repr__(self) -> str:
+        return f"<{self.words}>"
+
     def init(self, theta: Array) -> State:
         """The state before the first gradient; empty for most sources."""
         return {}

@@ -15,6 +15,7 @@ from lossnav.optim.grouping import (
     OF_MATRICES,
     ROLES,
     Row,
+    multiplications,
     overridden,
     refuse_diagonal,
     role,
@@ -70,6 +71,7 @@ def create(
         group     tensors  parameters  rule       decay  state
         matrices  1        12          navigator  0.1    96 B
         vectors   1        3           navigator  0      24 B
+        estimated share of training time: 3 % with 1,000 tokens a batch, 0.3 % with 10,000
     """
     name = rule_name(name)
 
@@ -142,7 +144,7 @@ def _rows(
 ) -> list[Row]:
     state: RuleState = jax.eval_shape(optimizer.init, params)
     leaves, tree = flat(params)
-    members: dict[str, list[tuple[int, int, bool]]] = {}
+    members: dict[str, list[tuple[int, int, bool, float]]] = {}
     memories = by_leaf(state.memory, tree)
     for path, leaf, memory in zip(paths_of(params), leaves, memories, strict=True):
         if leaf is not None:
@@ -150,12 +152,16 @@ def _rows(
             whole = kind == "matrices" if name == "muon" else bool({"C0", "C1"} & set(memory))
             size = sum(part.size * part.dtype.itemsize for part in memory.values())
             count = math.prod(jnp.shape(leaf))
-            members.setdefault(kind, []).append((count, size, whole or name not in OF_MATRICES))
+            bases = [memory[q].shape[-1] for q in ("Q0", "Q1") if q in memory]
+            work = multiplications(jnp.shape(leaf), bases, polar=name == "muon" and whole)
+            own = count, size, whole or name not in OF_MATRICES, work
+            members.setdefault(kind, []).append(own)
     rows = []
     for kind in (*ROLES, "all"):
         if kind in members:
-            counts, sizes, wholes = zip(*members[kind], strict=True)
+            counts, sizes, wholes = zip(*(own[:3] for own in members[kind]), strict=True)
+            work = sum(own[3] for own in members[kind])
             rate = decay if kind in (*DECAYED, "all") else 0.0
             rule = words[0 if any(wholes) else 1]
-            rows.append(Row(kind, len(counts), sum(counts), rule, rate, sum(sizes)))
+            rows.append(Row(kind, len(counts), sum(counts), rule, rate, sum(sizes), work))
     return rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -349,7 +349,7 @@ class NavigatorBase(torch.optim.Optimizer, abc.ABC):  # type: ignore[misc]
         Raises:
             ValueError: The state is of another optimizer, or of parameters of other shapes.
         """
-        loaded = dict(state_dict)
+        loaded = dict(state_dict) if isinstance(state_dict, Mapping) else {}
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, loaded)
             loaded = loaded if changed is None else changed

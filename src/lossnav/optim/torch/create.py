@@ -14,6 +14,7 @@ from lossnav.optim.grouping import (
     OF_MATRICES,
     ROLES,
     Row,
+    multiplications,
     named_head,
     overridden,
     refuse_diagonal,
@@ -41,6 +42,8 @@ FLAGS = ("maximize", "differentiable", "nonfinite")
 """Settings of `from_rule` itself."""
 DIAGONAL = {"KroneckerNavigator": "Navigator", "SOAP": "SOAP, diagonal", "Muon": "AdamW"}
 """The rule that an optimizer of matrices has for other parameters."""
+BASES = ("Q0", "Q1", "row_basis", "column_basis")
+"""Names of learned bases in the state."""
 Owner = tuple[nn.Module, str]
 
 
@@ -88,6 +91,7 @@ def create(
         matrices    1        64          Navigator  0.1    516 B
         embeddings  1        400         Navigator  0      3.2 kB
         vectors     3        24          Navigator  0      204 B
+        estimated share of training time: 3 % with 1,000 tokens a batch, 0.3 % with 10,000
         >>> [group["name"] for group in optimizer.param_groups]
         ['matrices', 'embeddings', 'vectors']
     """
@@ -205,7 +209,7 @@ def _rows(optimizer: NavigatorBase) -> list[Row]:
         shapes = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in group["params"]]
         states = [optimizer._memory(theta, {**group, "params": shapes}) for theta in shapes]
         size = sum(t.numel() * t.element_size() for state in states for t in state.values())
-        bases = sum("phase" in state or "Q0" in state or "Q1" in state for state in states)
+        bases = sum(not state.keys().isdisjoint(BASES) for state in states)
         kind = type(optimizer).__name__
         if isinstance(optimizer, RuleOptimizer):
             kind = getattr(optimizer.rules[group["rule"]], "name", group["rule"])
@@ -213,5 +217,13 @@ def _rows(optimizer: NavigatorBase) -> list[Row]:
             kind += f" ({len(states) - bases} diagonal)" if 0 < bases < len(states) else ""
             kind = kind if bases else DIAGONAL[kind]
         count = sum(theta.numel() for theta in shapes)
-        rows.append(Row(group["name"], len(shapes), count, kind, group["weight_decay"], size))
+        work = sum(
+            multiplications(
+                theta.shape,
+                [state[q].shape[-1] for q in BASES if q in state],
+                polar=kind == "Muon",
+            )
+            for theta, state in zip(shapes, states, strict=True)
+        )
+        rows.append(Row(group["name"], len(shapes), count, kind, group["weight_decay"], size, work))
     return rows

@@ -40,8 +40,8 @@ def _imported(module: str, kind: str) -> Any:
             f"{kind!r} needs the package {module}: pip install 'lossnav[{_EXTRAS[module]}]'."
         )
     raise ValueError(
-        f"There is no module {module!r} for {kind!r}: install it, or put it beside the study file "
-        "or in the folder that the command is run from."
+        f"There is no module {module!r} for {kind!r}: install it, or put it in the folder that the "
+        "command is run from, or beside the study file."
     )
 
 
