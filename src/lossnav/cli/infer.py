@@ -170,6 +170,7 @@ def _inferred(kind: str, settings: dict[str, Any], options: dict[str, Any]) -> A
 def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
     """The optimizer of that name; a module may be a file in the working directory."""
     from lossnav.inference.probes import ProbeError
+    from lossnav.rules.zoo import Member
     from lossnav.studies.spec import lookup
     from lossnav.studies.spec.rulebook import factory
 
@@ -181,6 +182,8 @@ def _optimizer(kind: str, settings: dict[str, Any]) -> Any:
             step.__name__ = kind  # type: ignore[attr-defined]
             return step
     maker = factory(kind, settings)
+    if ":" in kind and isinstance(function, Member):
+        return function(**settings)  # as a rule, several times as fast as in PyTorch
 
     def make(params: Any) -> Any:
         try:
