@@ -47,7 +47,16 @@ EQUIVALENT = (
      r"theta, eta, k = |brentq|theta\[-1\]|share =|swapaxes).*", "a point, path or step of a test"),
     (r"[a-z].*", r".*([Nn]odes|NODES|\bgrid\b).*", "a quadrature's nodes are symmetric, or more than are needed"),
     (r"[a-z].*", r".*\[(1|T) / \w+ for.*", "an order does not depend on the scale of steps"),
-    (r"[a-z].*", r".*(1 \+ there|p\.g \+ picture|left - right|0j|S\.One \+|subs\(TIME, 0\)).*", "one term is zero"),
+    (r"[a-z].*", r".*(1 \+ there|p\.g \+ picture|left - right|0j|S\.One \+|subs\(TIME, 0\)|1 \+ spare|1\.0 \+ float|"
+     r"1 \+ sympy\.expand|0 \* (eye|p\.g)).*", "one term is zero"),
+    ("appendix_h", r".*linalg\.cholesky\(cov.*", "points are taken with both signs"),
+    ("appendix_h", r".*2 \* np\.pi.*", "a constant of a density is left out"),
+    ("appendix_h", r".*noise\.append.*", "only the square enters"),
+    ("appendix_c", r".*diff\(term, TIME\) / term.*", "the term is one there"),
+    ("problems", r".*T \* np\.linspace.*", "a quadrature's nodes are symmetric, or more than are needed"),
+    ("appendix_a", r".*sum\(a \* term.*", "a test problem, which both sides are given"),
+    ("appendix_[bchi]", r"(.*_speeds\(form, -|START, MINIMUM|G = np\.array|    cubes -=|.*path = solve\(task|"
+     r".*wide \* v\[2:\]).*", "a point, path or step of a test"),
     (r"[a-z].*", r".*(\.kinetic\(|mu \+ dmu \* dt|x \* mean|-spread).*", "only the square enters"),
     (r"[a-z].*", r".*(np|sympy)\.sqrt\(2\).*|.*\.real for sign.*", "an eigenvector has any length and phase"),
 )  # fmt: skip

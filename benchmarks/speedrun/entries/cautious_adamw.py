@@ -4,7 +4,7 @@ import torch
 
 NAME = "Cautious AdamW"
 AUTHOR = "the lossnav developers"
-TUNING = "not tuned: a rate from other measurements"
+TUNING = "lr, in factors of 2, at 200 steps on seed 0"
 
 
 class CautiousAdam(torch.optim.Optimizer):
@@ -37,5 +37,5 @@ class CautiousAdam(torch.optim.Optimizer):
             torch._foreach_add_(params, moves, alpha=-rate)
 
 
-def make(model, steps, lr=1e-3, beta1=0.9, schedule="wsd"):
+def make(model, steps, lr=2e-3, beta1=0.9, schedule="wsd"):
     return CautiousAdam(model.parameters(), lr, (beta1, 0.99)), schedule

@@ -4,7 +4,7 @@ from pytorch_optimizer import Kron
 
 NAME = "PSGD-Kron"
 AUTHOR = "the lossnav developers"
-TUNING = "not tuned: a rate from other measurements"
+TUNING = "lr, in factors of 2, at 200 steps on seed 0"
 
 
 def make(model, steps, lr=1e-3, momentum=0.9, schedule="wsd"):

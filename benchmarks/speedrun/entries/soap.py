@@ -4,7 +4,7 @@ from pytorch_optimizer import SOAP
 
 NAME = "SOAP"
 AUTHOR = "the lossnav developers"
-TUNING = "not tuned: a rate from other measurements"
+TUNING = "lr, in factors of 2, at 200 steps on seed 0"
 
 
 def make(model, steps, lr=4e-3, beta1=0.9, schedule="wsd"):

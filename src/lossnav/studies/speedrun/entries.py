@@ -23,22 +23,22 @@ def nadamw(model, steps, lr=1e-3, beta1=0.9, schedule="wsd"):
     return torch.optim.NAdam(model.parameters(), lr, (beta1, 0.99), foreach=True), schedule
 
 
-def lion(model, steps, lr=2e-4, beta1=0.9, schedule="wsd"):
+def lion(model, steps, lr=4e-4, beta1=0.9, schedule="wsd"):
     rule = zoo.Lion(lr, betas=(beta1, 0.99))
     return from_rule(model.parameters(), rule), schedule
 
 
-# Muon for the matrices inside the blocks, AdamW for all else; in float32.
+# Muon for the matrices inside the blocks, AdamW for all else.
 def muon(model, steps, lr=1e-2, ratio=0.2, momentum=0.9, schedule="wsd"):
     inner, others = parted(model)
-    rule = zoo.Muon(lr, momentum=momentum, weight_decay=0.0, half=False, scale="match_rms_adamw")
+    settings = {"momentum": momentum, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     betas = 0.9, 0.99
     adamw = torch.optim.AdamW(others, ratio * lr, betas, weight_decay=0.0, fused=True)
-    return [from_rule(inner, rule), adamw], schedule
+    return [torch.optim.Muon(inner, lr, **settings), adamw], schedule
 
 
 # Navigator's damping delays the linear decay.
-def navigator(model, steps, lr=1e-3, beta1=0.9, schedule="linear"):
+def navigator(model, steps, lr=2e-3, beta1=0.9, schedule="linear"):
     return Navigator(model.parameters(), lr, (beta1, 0.99)), schedule
 
 
@@ -55,6 +55,12 @@ def navigator_horizon(model, steps, lr=1e-3, beta1=0.9):
 def kronecker_horizon(model, steps, lr=4e-3, beta1=0.9):
     optimizer = KroneckerNavigator(model.parameters(), lr, (beta1, 0.99), horizon=steps)
     return optimizer, "constant"
+
+
+# Bases for sides up to the model's width alone: the long sides cost the most.
+def kronecker_width(model, steps, lr=4e-3, beta1=0.9, max_dim=128):
+    settings = {"horizon": steps, "max_dim": max_dim}
+    return KroneckerNavigator(model.parameters(), lr, (beta1, 0.99), **settings), "constant"
 
 
 # Navigator's schedule without its damping.

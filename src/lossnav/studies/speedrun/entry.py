@@ -30,20 +30,21 @@ from typing import Any
 from lossnav._base import checks
 from lossnav.studies.spec import lookup
 
-_TUNED = "lr, in factors of 2, at 200 steps on seed 0"
-_UNTUNED = "not tuned: a rate from other measurements"
+TUNING = "lr, in factors of 2, at 200 steps on seed 0"
+"""How the entries that come with the library were tuned: benchmarks/speedrun/tune.py."""
 BUILTIN = {
-    "adamw": ("AdamW", _TUNED),
-    "kronecker": ("KroneckerNavigator", _UNTUNED),
-    "kronecker_horizon": ("KroneckerNavigator(horizon)", _TUNED),
-    "lion": ("Lion", _UNTUNED),
-    "look_ahead": ("Adam, look-ahead, late", _TUNED),
-    "muon": ("Muon", _TUNED),
-    "nadamw": ("NAdamW", _UNTUNED),
-    "navigator": ("Navigator", _UNTUNED),
-    "navigator_horizon": ("Navigator(horizon)", _TUNED),
+    "adamw": "AdamW",
+    "kronecker": "KroneckerNavigator",
+    "kronecker_horizon": "KroneckerNavigator(horizon)",
+    "kronecker_width": "KroneckerNavigator(horizon, max_dim=128)",
+    "lion": "Lion",
+    "look_ahead": "Adam, look-ahead, late",
+    "muon": "Muon",
+    "nadamw": "NAdamW",
+    "navigator": "Navigator",
+    "navigator_horizon": "Navigator(horizon)",
 }
-"""The functions of `lossnav.studies.speedrun.entries`: name in the table, and how it was tuned."""
+"""The functions of `lossnav.studies.speedrun.entries`, and their names in the table."""
 WORDS = ("NAME", "AUTHOR", "TUNING")
 
 
@@ -119,9 +120,9 @@ def _builtin(name: str) -> Entry:
 
     make: Callable[..., Any] = getattr(entries, name)
     code = _alone(ast.parse(inspect.getsource(entries)), name)
-    (title, tuning), settings = BUILTIN[name], _settings(f"The entry {name}", make)
+    settings = _settings(f"The entry {name}", make)
     author = "the lossnav developers"
-    return Entry(Path(name), title, author, tuning, make, settings, _digest(code))
+    return Entry(Path(name), BUILTIN[name], author, TUNING, make, settings, _digest(code))
 
 
 def _alone(tree: ast.Module, name: str) -> ast.Module:
