@@ -27,6 +27,7 @@ def create(model: Any, name: str = "navigator", lr: Any = None, **settings: Any)
         group     tensors  parameters  rule                decay  state
         matrices  1        6           KroneckerNavigator  0      164 B
         vectors   1        2           Navigator           0      20 B
+        estimated share of training time: 4 % with 1,000 tokens a batch, 0.4 % with 10,000
     """
     if hasattr(model, "named_parameters"):
         from lossnav.optim.torch import create as of_torch
