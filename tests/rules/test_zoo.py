@@ -414,3 +414,8 @@ def test_rules_show_their_formula_in_notebooks():
     assert zoo.Adam()._repr_latex_() == r"$\Delta\theta=-\ell\,\frac{m}{\sqrt{v}+\epsilon}$"
     assert r"\frac{1}{1+z}" in BeliefRule.practical(saturation=1.0)._repr_latex_()
     assert "G^{-1/2}" in ln.LocalRule(0.1, np.ones(2), metric=np.ones(2))._repr_latex_()
+
+
+def test_a_wrong_learning_rate_is_called_lr():
+    with pytest.raises(ValueError, match=r"^lr is -1, but it must be zero or more\.$"):
+        zoo.Lion(lr=-1)

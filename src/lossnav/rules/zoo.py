@@ -48,7 +48,10 @@ class Member(Generic[P]):
         self._build = build
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> BeliefFamily:
-        return replace(self._build(*args, **kwargs), name=self.name)
+        try:
+            return replace(self._build(*args, **kwargs), name=self.name)
+        except ValueError as error:  # a rule calls its learning rate dt
+            raise ValueError(str(error).replace("dt is", "lr is", 1)) from None
 
     @property
     def assumptions(self) -> str:
