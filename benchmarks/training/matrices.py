@@ -131,8 +131,8 @@ def tuned(results, name, steps, size, betas):
 def flops(rows, columns, rule, *, steps=5, refresh=10):
     """Multiplications of one step of a matrix, in products and factorizations alone."""
     m, n = min(rows, columns), max(rows, columns)
-    if rule == "muon":  # each iteration: X X^T, A A, (b A + c A A) X
-        return steps * (2 * m * m * n + m**3)
+    if rule == "muon":
+        return multiplications((m, n), polar=steps)
     if (
         rule == "softened"
     ):  # X X^T, P X; an iteration has A A, and after the first P A P and the product

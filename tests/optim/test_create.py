@@ -9,8 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import lossnav as ln  # noqa: E402
+from lossnav.optim.grouping import multiplications  # noqa: E402
 from lossnav.optim.torch import KroneckerNavigator, Navigator, create, from_rule  # noqa: E402
 from lossnav.rules import zoo  # noqa: E402
 
@@ -237,3 +239,24 @@ def test_one_door_for_both_frameworks(capsys):
     optimizer = ln.optim.create(model, "kronecker", lr=1e-3)
     assert isinstance(optimizer, KroneckerNavigator)
     assert fnmatch.fnmatch(capsys.readouterr().out, "kronecker: * of state\n*heads*")
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (24, 24)])
+def test_multiplications_are_those_that_pytorch_counts(shape):
+    """In a whole cycle of refreshes; PyTorch leaves out the QR, 4/3 k^3 with its Q."""
+
+    def counted(make):
+        theta, counter = nn.Parameter(torch.randn(shape)), FlopCounterMode(display=False)
+        optimizer = make([theta])
+        theta.grad = torch.randn(shape)
+        for _ in range(2):  # the first sets up the bases
+            optimizer.step()
+        with counter:
+            for _ in range(10):
+                optimizer.step()
+        return counter.get_total_flops() / 2 / 10
+
+    assert counted(lambda p: torch.optim.Muon(p, 1e-2)) == multiplications(shape, polar=5)
+    factorizations = sum(4 / 3 * k**3 for k in shape) / 10
+    of_bases = counted(lambda p: KroneckerNavigator(p, 1e-2)) + factorizations
+    assert of_bases == pytest.approx(multiplications(shape, shape), rel=1e-12)

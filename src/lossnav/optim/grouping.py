@@ -24,8 +24,6 @@ _WEIGHTS = {"kernel", "w", "weight", "weights"}
 _VECTORS = {"b", "beta", "gain", "gamma", "offset", "scale"}
 _TABLE = re.compile(r"embed|^(wte|wpe)$|(^|_)(tokens?|pos|position|positions)($|_)")
 _HEAD = re.compile(r"^((lm|cls|class|classification|output)_?)?heads?$|^(classifier|logits|score)$")
-
-
 _ENTRYWISE = 100.0
 """Time of a step's passes over one entry, in multiplications, as measured on CPUs."""
 
@@ -45,7 +43,7 @@ class Row(NamedTuple):
 
 
 def multiplications(
-    shape: Sequence[int], bases: Sequence[int] = (), *, polar: bool = False, refresh: int = 10
+    shape: Sequence[int], bases: Sequence[int] = (), *, polar: int = 0, refresh: int = 10
 ) -> float:
     """Multiplications of one step on a tensor, in products of matrices and factorizations alone.
 
@@ -54,16 +52,16 @@ def multiplications(
         bases: Sizes k of the learned bases. In each, the gradient and the step are rotated and the
             covariance takes the gradient; a refresh has C Q, a QR (4/3 k^3 with its Q), and the
             mean rotated twice.
-        polar: Whether the step is that of Muon: five times X X^T, A A and (b A + c A A) X.
+        polar: Iterations of Muon's step; each has X X^T, A A and (b A + c A A) X.
         refresh: Steps between refreshes of the bases.
 
     Examples:
-        >>> multiplications((64, 64), polar=True), round(multiplications((64, 64), (64, 64)))
+        >>> multiplications((64, 64), polar=5), round(multiplications((64, 64), (64, 64)))
         (3932160, 1800055)
     """
     if polar and len(shape) > 1:
         m, n = sorted((shape[0], math.prod(shape[1:])))
-        return 5 * (2 * m * m * n + m**3)
+        return polar * (2 * m * m * n + m**3)
     products = math.prod(shape) * sum(bases)
     return 3 * products + (sum(7 * k**3 for k in bases) / 3 + 2 * products) / refresh
 

@@ -153,7 +153,7 @@ def _rows(
             size = sum(part.size * part.dtype.itemsize for part in memory.values())
             count = math.prod(jnp.shape(leaf))
             bases = [memory[q].shape[-1] for q in ("Q0", "Q1") if q in memory]
-            work = multiplications(jnp.shape(leaf), bases, polar=name == "muon" and whole)
+            work = multiplications(jnp.shape(leaf), bases, polar=5 * (name == "muon" and whole))
             own = count, size, whole or name not in OF_MATRICES, work
             members.setdefault(kind, []).append(own)
     rows = []

@@ -221,7 +221,8 @@ def _rows(optimizer: NavigatorBase) -> list[Row]:
             multiplications(
                 theta.shape,
                 [state[q].shape[-1] for q in BASES if q in state],
-                polar=kind == "Muon",
+                polar=5 * (kind == "Muon"),
+                refresh=group.get("refresh", 10),
             )
             for theta, state in zip(shapes, states, strict=True)
         )
