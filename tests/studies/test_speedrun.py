@@ -352,8 +352,8 @@ def test_the_table_by_hand():
     head, first, *_ = table.text(rows).splitlines()
     assert head.split()[0] == "rule"
     words = first.split()
-    assert words[:2] == ["Fast", f"{target - 0.075:.4f}"]
-    assert words[3:] == ["8", "2", "7", "%", "8.0", "10", "2", "yes"]
+    assert words[:4] == ["Fast", "10", "2", f"{target - 0.075:.4f}"]
+    assert words[5:] == ["8", "2", "7", "%", "8.0", "yes"]
     (alone,) = table.rows(runs, "python")
     assert alone["steps_to_target"] is alone["below_target"] is None
     assert "There is no target for this text" in table.text([alone], "python")

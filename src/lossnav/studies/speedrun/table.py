@@ -13,14 +13,14 @@ from lossnav.studies.statistics import first_reach
 Row = dict[str, Any]
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "rule": lambda row: row["name"],
+    "steps": lambda row: f"{row['steps']:,}",
+    "n": lambda row: str(row["n"]),
     "loss": lambda row: _number(row["validation"], ".4f"),
     "test": lambda row: _number(row["test"], ".4f"),
     "steps to target": lambda row: _number(row["steps_to_target"], ",.0f"),
     "CPU s": lambda row: _number(row["seconds_to_target"], ",.0f"),
     "in optimizer": lambda row: _number(_ratio(row, "optimizer_seconds", "seconds"), ".0%"),
     "state B/param": lambda row: _number(_ratio(row, "state_bytes", "parameters"), ".1f"),
-    "steps": lambda row: f"{row['steps']:,}",
-    "n": lambda row: str(row["n"]),
     "below target": lambda row: (
         "failed" if row["failed"] else {None: "-", True: "yes", False: "no"}[row["below_target"]]
     ),
