@@ -53,7 +53,7 @@ def test_an_entry_of_ones_own(desk):
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
     mine = next(row for row in rows if row[:1] == ["Plain"])
-    assert mine[-2:] == ["2", "no"]
+    assert (mine[2], mine[-1]) == ("2", "no")
     assert "made" not in result.stdout
     assert "Plain (lr=0.1, schedule=linear), seed 101: validation loss" in result.stderr
     runs = results.read(desk / "speedrun.jsonl")
